@@ -1,0 +1,100 @@
+"""fastdraft: exact speculative decoding inside a Python process.
+
+``Generator`` bundles a target model and a draft source; its output keeps the target's own distribution.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fastdraft.config import CallOptions, DraftModel, GeneratorConfig, Model, NGram, Prompt, SamplingOverrides, SamplingParams
+from fastdraft.errors import (
+    CacheFullError,
+    ConfigError,
+    ConstraintDeadEndError,
+    EngineFailedError,
+    FastDraftError,
+    ForkedProcessError,
+    GeneratorClosedError,
+    InvalidConstraintError,
+    MissingDependencyError,
+    ModelLoadError,
+    NumericalError,
+    OutputValidationError,
+    PromptTooLongError,
+    QueueFullError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
+from fastdraft.results import Chunk, Completion, Metrics, SourceStats, Stats, TokenLogprob
+from fastdraft.trace import Trace, TracedRound
+
+if TYPE_CHECKING:
+    from fastdraft.build import MemoryPlan, ModelPlan
+    from fastdraft.generator import Generator
+    from fastdraft.models.pairing import Pairing
+    from fastdraft.streams import AsyncStream, Stream
+
+__version__ = "0.1.0"
+
+# What needs torch is loaded when it is first used, so that importing fastdraft costs nothing.
+_LAZY = {
+    "AsyncStream": "fastdraft.streams",
+    "Generator": "fastdraft.generator",
+    "MemoryPlan": "fastdraft.build",
+    "ModelPlan": "fastdraft.build",
+    "Pairing": "fastdraft.models.pairing",
+    "Stream": "fastdraft.streams",
+}
+
+__all__ = [
+    "AsyncStream",
+    "CacheFullError",
+    "CallOptions",
+    "Chunk",
+    "Completion",
+    "ConfigError",
+    "ConstraintDeadEndError",
+    "DraftModel",
+    "EngineFailedError",
+    "FastDraftError",
+    "ForkedProcessError",
+    "Generator",
+    "GeneratorClosedError",
+    "GeneratorConfig",
+    "InvalidConstraintError",
+    "MemoryPlan",
+    "Metrics",
+    "MissingDependencyError",
+    "Model",
+    "ModelLoadError",
+    "ModelPlan",
+    "NGram",
+    "NumericalError",
+    "OutputValidationError",
+    "Pairing",
+    "Prompt",
+    "PromptTooLongError",
+    "QueueFullError",
+    "SamplingOverrides",
+    "SamplingParams",
+    "SourceStats",
+    "Stats",
+    "Stream",
+    "TokenLogprob",
+    "Trace",
+    "TracedRound",
+    "UnsupportedModelError",
+    "VocabularyMismatchError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

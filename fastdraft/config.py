@@ -1,0 +1,452 @@
+"""What a user may set: sampling parameters, models, draft sources, the generator itself. Torch-free."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fastdraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = [
+    "CallOptions",
+    "DraftModel",
+    "GeneratorConfig",
+    "Model",
+    "ModelLike",
+    "NGram",
+    "Prompt",
+    "SamplingOverrides",
+    "SamplingParams",
+    "Source",
+    "resolve_params",
+]
+
+Prompt: TypeAlias = str | Sequence[Mapping[str, Any]] | Sequence[int]
+
+MAX_STOP_STRINGS = 16
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+
+class SamplingParams(_Spec):
+    """How tokens are drawn and when a call stops. Frozen; unknown fields are refused.
+
+    ``temperature``, ``top_k``, ``top_p``, ``min_p`` and ``repetition_penalty`` left at None come from the model's
+    ``generation_config``; ``top_k=0``, ``top_p=1``, ``repetition_penalty=1`` undo what it says.
+    """
+
+    max_tokens: int = Field(default=256, ge=1, description="New tokens at most.")
+    min_tokens: int = Field(default=0, ge=0, description="No end-of-sequence, stop token or stop string before this many.")
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0 is greedy.")
+    top_k: int | None = Field(default=None, ge=0, description="Keep the k likeliest tokens; 0 is off.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Keep the smallest set of this probability; 1 is off.")
+    min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens under this share of the likeliest.")
+    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="Divides the logits of tokens in prompt and output; 1 is off."
+    )
+    presence_penalty: float = Field(default=0.0, allow_inf_nan=False, description="Subtracted once for a generated token.")
+    frequency_penalty: float = Field(default=0.0, allow_inf_nan=False, description="Subtracted for each time generated.")
+    logit_bias: Mapping[int, float] = Field(default_factory=dict, description="Added to the logits of token ids.")
+    seed: int | None = Field(default=None, ge=0, lt=2**64, description="Repeats a sampled call.")
+    stop: tuple[str, ...] = Field(default=(), description="Strings that end the call; cut out of the text.")
+    stop_token_ids: tuple[int, ...] = Field(default=(), description="Token ids that end the call, beside end-of-sequence.")
+    ignore_eos: bool = Field(default=False, description="Go on after end-of-sequence tokens.")
+    logprobs: int | None = Field(default=None, ge=0, le=1024, description="Top-n log-probabilities of the target.")
+    alpha: float = Field(default=1.0, gt=0, le=1, description="Acceptance leniency; 1 is lossless.")
+    acceptance_rule: Literal["lenience", "threshold"] = "lenience"
+    gamma: int | Literal["auto"] = Field(default="auto", description="Drafted tokens a round; 0 is no drafting.")
+    source: str | None = Field(default=None, description="Draft only from the source of this name.")
+    verification: Literal["auto", "rejection", "invariant"] = "auto"
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_string(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _usable_stops(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > MAX_STOP_STRINGS:
+            raise ValueError(f"{len(value)} stop strings given, at most {MAX_STOP_STRINGS} are allowed")
+        if "" in value:
+            raise ValueError("a stop string is empty (''); it would match everywhere, leave it out")
+        return value
+
+    @field_validator("gamma")
+    @classmethod
+    def _gamma_not_negative(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"gamma is {value}, expected 'auto' or an integer >= 0")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _finite_bias(cls, value: Mapping[int, float]) -> Mapping[int, float]:
+        for token, bias in value.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise ValueError(f"logit_bias of token {token} is {bias}, expected a number or -inf")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SamplingParams:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}")
+        if self.verification == "invariant" and not self.exact:
+            raise ValueError(
+                f"verification='invariant' keeps the target's own samples, so it needs alpha=1 and "
+                f"acceptance_rule='lenience'; got alpha={self.alpha}, acceptance_rule={self.acceptance_rule!r}"
+            )
+        return self
+
+    @property
+    def exact(self) -> bool:
+        """Whether acceptance keeps the target's distribution (DESIGN 5.3)."""
+        return self.alpha == 1.0 and self.acceptance_rule == "lenience"
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the sampled tokens do not depend on the draft: ``invariant``, or ``auto`` with a seed at alpha 1."""
+        if self.verification == "auto":
+            return self.seed is not None and self.exact
+        return self.verification == "invariant"
+
+
+class SamplingOverrides(TypedDict, total=False):
+    """The fields of `SamplingParams` as keywords of one call."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int | None
+    alpha: float
+    acceptance_rule: Literal["lenience", "threshold"]
+    gamma: int | Literal["auto"]
+    source: str | None
+    verification: Literal["auto", "rejection", "invariant"]
+
+
+class CallOptions(SamplingOverrides, total=False):
+    """Keywords of one call: what concerns the call itself, and any field of `SamplingParams`.
+
+    Attributes:
+        template_options: Further variables for the chat template.
+        fold_system: Merge the system message into the first user turn, for templates that refuse it.
+        timeout: Seconds from now, waiting included; the call then ends with what it has and ``timeout``.
+        request_id: Your name for the call.
+        trace: Keep a record of every round.
+    """
+
+    template_options: Mapping[str, Any] | None
+    fold_system: bool
+    timeout: float | None
+    request_id: str | None
+    trace: bool
+
+
+# What other libraries call our parameters; each gets its own remedy in the error.
+_FOREIGN_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "min_length": "min_tokens",
+    "do_sample": "temperature (0 is greedy)",
+    "temp": "temperature",
+    "num_speculative_tokens": "gamma",
+    "num_assistant_tokens": "gamma",
+    "num_draft_tokens": "gamma",
+    "prompt_lookup_num_tokens": "gamma, with draft=NGram()",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
+    "eos_token_id": "stop_token_ids",
+    "random_seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "assistant_model": "Generator(target, draft=...)",
+    "response_format": "output_type",
+    "guided_json": "output_type",
+    "num_return_sequences": "batch(prompts, n=...)",
+}
+
+
+def resolve_params(
+    params: SamplingParams | None,
+    overrides: Mapping[str, Any],
+    *,
+    defaults: SamplingParams,
+    model: Mapping[str, Any],
+) -> SamplingParams:
+    """Merges one call's parameters: overrides, then ``params``, then ``defaults``, then the model's own.
+
+    Args:
+        params: The call's parameters, or None.
+        overrides: The call's keywords.
+        defaults: The generator's parameters.
+        model: Fields of the model's ``generation_config`` under our names.
+
+    Raises:
+        ConfigError: A field that does not exist, or a value that cannot be used.
+    """
+    for name in overrides:
+        if name not in SamplingParams.model_fields:
+            raise ConfigError(f"unknown parameter {name!r}.", hint=_nearest(name))
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ConfigError(
+            f"params is a {type(params).__name__}, expected SamplingParams.",
+            hint="Pass SamplingParams(...) or keywords such as temperature=0.",
+        )
+    fields: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    fields |= {k: v for k, v in model.items() if v is not None}
+    for layer in (defaults, params):
+        if layer is not None:
+            fields |= {k: getattr(layer, k) for k in layer.model_fields_set if not _unset(k, getattr(layer, k))}
+    fields |= {k: v for k, v in overrides.items() if not _unset(k, v)}
+    try:
+        return SamplingParams.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error)) from error
+
+
+def _unset(name: str, value: Any) -> bool:
+    """None means "from the layer below" for the fields that have one."""
+    return value is None and name in {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+
+
+def _nearest(name: str) -> str:
+    if name in _FOREIGN_NAMES:
+        return f"Here it is called {_FOREIGN_NAMES[name]}."
+    known = sorted(CallOptions.__annotations__)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(known)}."
+
+
+def _first_problem(error: ValidationError) -> str:
+    problems = []
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"])
+        problems.append(f"{place + ': ' if place else ''}{item['msg']} (got {item['input']!r:.80})")
+    return "; ".join(problems)
+
+
+class Model(_Spec):
+    """One model: where it comes from and how it is loaded.
+
+    Attributes:
+        id: Hub id, folder, ``.gguf`` file, or a loaded ``PreTrainedModel`` (borrowed: never changed, moved or freed).
+        take: Hands a loaded model over: it may be changed and is freed by ``close()``.
+        revision: Hub revision.
+        dtype: ``"auto"`` (as stored), ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``; None takes the
+            generator's.
+        device: Such as ``"cpu"`` or ``"cuda:0"``; None takes the generator's.
+        trust_remote_code: Passed to transformers.
+        kwargs: Further keywords for ``from_pretrained``.
+    """
+
+    id: Any
+    take: bool = False
+    revision: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    trust_remote_code: bool = False
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+
+    def __init__(self, id: Any, **fields: Any) -> None:  # the id is the one positional field
+        super().__init__(id=id, **fields)
+
+    @field_validator("id")
+    @classmethod
+    def _known_kind(cls, value: Any) -> Any:
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("the model id is empty; pass a hub id, a folder, a .gguf file or a loaded model")
+        if not isinstance(value, str) and not callable(getattr(value, "forward", None)):
+            raise ValueError(f"a {type(value).__name__} is not a model; pass a hub id, path or PreTrainedModel")
+        return value
+
+    @property
+    def loaded(self) -> bool:
+        """Whether ``id`` is a model in memory rather than a name."""
+        return not isinstance(self.id, str)
+
+    @property
+    def label(self) -> str:
+        """``id@revision`` for logs and results."""
+        if self.loaded:
+            name = getattr(self.id, "name_or_path", "") or type(self.id).__name__
+        else:
+            name = self.id
+        return f"{name}@{self.revision}" if self.revision else name
+
+
+ModelLike: TypeAlias = "str | Path | Model | PreTrainedModel"
+
+
+class DraftModel(_Spec):
+    """Drafts with a smaller model that shares the target's vocabulary.
+
+    Attributes:
+        model: What `Model` takes, or a `Model`.
+        name: How results and ``SamplingParams.source`` call it.
+    """
+
+    kind: Literal["draft_model"] = "draft_model"
+    model: Model
+    name: str = "draft_model"
+
+    def __init__(self, model: Any, **fields: Any) -> None:
+        super().__init__(model=model, **fields)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _as_model(cls, value: Any) -> Any:
+        return _as_model(value)
+
+
+class NGram(_Spec):
+    """Drafts what followed the longest recent match of the last tokens in prompt and output (prompt lookup).
+
+    Attributes:
+        min: Shortest match, in tokens.
+        max: Longest match, in tokens.
+        name: How results and ``SamplingParams.source`` call it.
+    """
+
+    kind: Literal["ngram"] = "ngram"
+    min: int = Field(default=2, ge=1)
+    max: int = Field(default=8, ge=1)
+    name: str = "ngram"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> NGram:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min}, more than max {self.max}")
+        return self
+
+
+Source: TypeAlias = Annotated[DraftModel | NGram, Field(discriminator="kind")]
+
+
+def _as_model(value: Any) -> Any:
+    """A model in any of its short forms as a `Model`; mappings and models pass through to pydantic."""
+    return value if isinstance(value, Model | Mapping) else Model(value)
+
+
+class GeneratorConfig(_Spec):
+    """Everything `Generator` takes, as one value; nests in a user's own settings.
+
+    Attributes:
+        target: The model whose distribution is kept.
+        draft: A source, a list of sources (the first that has a draft wins), a model in any form, ``"auto"``
+            (`NGram`), or None.
+        tokenizer: Folder or hub id, or a loaded tokenizer; None takes the target's own.
+        device: ``"auto"`` is CUDA where there is one, else CPU.
+        dtype: For both models; ``"auto"`` is as stored.
+        kv_memory: Bytes, such as ``"2GiB"``, or ``"auto"``; one budget for target and draft.
+        max_context: Tokens of prompt and output; None is the model's own limit.
+        max_batch: Requests that decode together.
+        max_queue: Requests that may wait.
+        attention: ``"auto"`` or ``"sdpa"``.
+        progress: Show progress bars while loading.
+        defaults: Parameters of calls that do not say otherwise.
+    """
+
+    target: Model
+    draft: tuple[Source, ...] = (NGram(),)
+    tokenizer: Any = None
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_memory: int | str = "auto"
+    max_context: int | None = Field(default=None, ge=2)
+    max_batch: int = Field(default=16, ge=1)
+    max_queue: int = Field(default=1024, ge=1)
+    attention: Literal["auto", "sdpa"] = "auto"
+    progress: bool = False
+    defaults: SamplingParams = SamplingParams()
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _target(cls, value: Any) -> Any:
+        return _as_model(value)
+
+    @field_validator("draft", mode="before")
+    @classmethod
+    def _sources(cls, value: Any) -> Any:
+        if value is None:
+            return ()
+        items = value if isinstance(value, list | tuple) else (value,)
+        return tuple(_as_source(item) for item in items)
+
+    @field_validator("draft")
+    @classmethod
+    def _names_differ(cls, value: tuple[Source, ...]) -> tuple[Source, ...]:
+        names = [source.name for source in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two sources are named {name!r}; give one a name= of its own")
+        return value
+
+    @field_validator("kv_memory")
+    @classmethod
+    def _readable_memory(cls, value: int | str) -> int | str:
+        if value != "auto":
+            parse_bytes(value)
+        return value
+
+
+def make_config(fields: Mapping[str, Any]) -> GeneratorConfig:
+    """Builds a `GeneratorConfig`, with pydantic's complaint as a `ConfigError`."""
+    try:
+        return GeneratorConfig.model_validate(dict(fields))
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error)) from error
+
+
+def _as_source(value: Any) -> Any:
+    if isinstance(value, DraftModel | NGram) or (isinstance(value, Mapping) and "kind" in value):
+        return value
+    return NGram() if isinstance(value, str) and value == "auto" else DraftModel(_as_model(value))
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(value: int | str) -> int:
+    """Reads ``4096``, ``"512MiB"`` or ``"2 GB"`` as bytes.
+
+    Raises:
+        ValueError: Not a positive amount.
+    """
+    if isinstance(value, int):
+        amount = float(value)
+    else:
+        digits = value.strip().rstrip("".join(set("".join(_UNITS)) | {"i", "k", "m", "g", "b", " "}))
+        unit = value.strip()[len(digits) :].strip().upper()
+        try:
+            amount = float(digits) * _UNITS[unit]
+        except (ValueError, KeyError):
+            raise ValueError(f"{value!r} is not an amount of memory; write bytes or such as '2GiB'") from None
+    if not 0 < amount < math.inf:
+        raise ValueError(f"{value!r} is not a positive amount of memory")
+    return int(amount)

@@ -1,0 +1,424 @@
+"""The user's verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+
+from tqdm.auto import tqdm
+
+from fastdraft.build import MemoryPlan, build, plan_memory
+from fastdraft.config import CallOptions, GeneratorConfig, ModelLike, Prompt, SamplingParams, Source, make_config
+from fastdraft.errors import ConfigError, FastDraftError, ForkedProcessError
+from fastdraft.intake import Ask
+from fastdraft.models.pairing import Pairing
+from fastdraft.request import Event, Request
+from fastdraft.results import Completion, Metrics
+from fastdraft.streams import AsyncStream, Stream, async_emitter
+from fastdraft.worker import Status, Worker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Generator"]
+
+T = TypeVar("T")
+
+
+class Generator:
+    """A target model and its draft sources in this process.
+
+    Any number of threads and tasks may call one generator at once. Use it as a context manager, or `close` it.
+
+    Args:
+        target: Hub id, folder, ``.gguf`` file, `Model`, or a loaded ``PreTrainedModel`` (borrowed, never changed).
+        draft: A source, a list of sources (the first that has a draft wins), a draft model in any of the forms of
+            ``target``, None, or ``"auto"``: `NGram`.
+        tokenizer: Loaded, or its folder or hub id; None takes the target's own.
+        device: ``"auto"`` is CUDA where there is one, else CPU.
+        dtype: Of both models; ``"auto"`` is as stored.
+        kv_memory: Bytes, such as ``"2GiB"``, or ``"auto"``: 85 % of free CUDA memory; on CPU the smaller of 2 GiB and
+            a quarter of free memory. One budget for target and drafts.
+        max_context: Tokens of prompt and output; None is the model's limit.
+        max_batch: Requests that decode together.
+        max_queue: Requests that may wait.
+        attention: ``"auto"`` or ``"sdpa"``.
+        progress: Show bars while loading.
+        defaults: Parameters of calls that don't say otherwise.
+
+    Raises:
+        ConfigError: Arguments that cannot be used.
+        ModelLoadError: Files that are missing or broken.
+        UnsupportedModelError: A model that cannot be paged and rolled back.
+        VocabularyMismatchError: A draft with another vocabulary.
+    """
+
+    def __init__(
+        self,
+        target: ModelLike,
+        draft: ModelLike | Source | Sequence[ModelLike | Source] | None = "auto",
+        *,
+        tokenizer: PreTrainedTokenizerBase | str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_memory: int | str = "auto",
+        max_context: int | None = None,
+        max_batch: int = 16,
+        max_queue: int = 1024,
+        attention: Literal["auto", "sdpa"] = "auto",
+        progress: bool = False,
+        defaults: SamplingParams | None = None,
+    ) -> None:
+        self._start(
+            make_config(
+                {
+                    "target": target,
+                    "draft": draft,
+                    "tokenizer": tokenizer,
+                    "device": device,
+                    "dtype": dtype,
+                    "kv_memory": kv_memory,
+                    "max_context": max_context,
+                    "max_batch": max_batch,
+                    "max_queue": max_queue,
+                    "attention": attention,
+                    "progress": progress,
+                    "defaults": SamplingParams() if defaults is None else defaults,
+                }
+            )
+        )
+
+    @classmethod
+    def from_config(cls, config: GeneratorConfig) -> Self:
+        """Builds a generator from one value."""
+        generator = cls.__new__(cls)
+        generator._start(config)
+        return generator
+
+    @staticmethod
+    def plan(config: GeneratorConfig) -> MemoryPlan:
+        """Weights, KV bytes and tokens of a configuration, from config files alone."""
+        return plan_memory(config)
+
+    def _start(self, config: GeneratorConfig) -> None:
+        built = build(config)
+        self._config = config
+        self._intake = built.intake
+        self._pairings = built.pairings
+        self._worker = Worker(built.engine, config.max_queue)
+        self._process = os.getpid()
+        # Not a bound method of self: collected or at exit, the thread ends and frees everything.
+        self._finalizer = weakref.finalize(self, self._worker.close, drain=False)
+
+    @property
+    def config(self) -> GeneratorConfig:
+        """What it was built from."""
+        return self._config
+
+    @property
+    def pairings(self) -> Mapping[str, Pairing]:
+        """How each draft model fits the target: vocabulary, rope, context; by source name."""
+        return dict(self._pairings)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer."""
+        return self._intake.tokenizer
+
+    @property
+    def status(self) -> Status:
+        """``ready``, ``draining`` after `close`, ``failed`` after a device fault."""
+        return self._worker.status
+
+    def metrics(self) -> Metrics:
+        """A snapshot of running and waiting calls and of the KV blocks."""
+        return self._worker.metrics()
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: None = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion[None]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: type[T],
+        **options: Unpack[CallOptions],
+    ) -> Completion[T]: ...
+    @overload
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, output_type: Any, **options: Unpack[CallOptions]
+    ) -> Completion[Any]: ...
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion[Any]:
+        """Generates one answer.
+
+        Args:
+            prompt: Raw text (no template; it may hold control tokens), chat messages, or token ids.
+            params: Sampling and stopping; ``options`` win, the generator's defaults and the model's own come after.
+            output_type: The type of the answer; not supported by models yet, refused with `InvalidConstraintError`.
+            **options: `CallOptions`: ``template_options``, ``fold_system``, ``timeout``, ``request_id``, ``trace``,
+                and any field of `SamplingParams`.
+
+        Raises:
+            ConfigError: A parameter or prompt that cannot be used.
+            PromptTooLongError: Longer than the context or than KV can ever hold.
+            QueueFullError: Too many calls wait.
+            GeneratorClosedError: After `close`.
+            EngineFailedError: A round failed; its cause is attached.
+        """
+        with self.stream(prompt, params, output_type=output_type, **options) as stream:
+            return stream.completion
+
+    @overload
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: None = None,
+        **options: Unpack[CallOptions],
+    ) -> Stream[None]: ...
+    @overload
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: type[T],
+        **options: Unpack[CallOptions],
+    ) -> Stream[T]: ...
+    @overload
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, output_type: Any, **options: Unpack[CallOptions]
+    ) -> Stream[Any]: ...
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Any]:
+        """`generate`, chunk by chunk; what can be refused is refused here, before the first chunk."""
+        self._check_process()
+        return self._submit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0]
+
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        n: int = 1,
+        return_exceptions: bool = False,
+        progress: bool = False,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Any]:
+        """Generates for many prompts together.
+
+        Args:
+            prompts: All are checked before any runs; an error names the index.
+            params: One for all, or one a prompt.
+            n: Samples a prompt; sample i of a seeded call uses a seed derived from it, sample 0 the seed itself.
+            return_exceptions: Put errors into the list instead of raising the first.
+            progress: Show a bar.
+            output_type: As in `generate`.
+            **options: As in `generate`.
+
+        Returns:
+            ``n`` completions a prompt, in order.
+        """
+        asked = self._ask_all(prompts, params, n, return_exceptions, Ask.divide(output_type, options))
+        streams = self._submit([a for a in asked if isinstance(a, Request)])
+        left = iter(streams)
+        results: list[Any] = []
+        try:
+            for item in tqdm(asked, disable=not progress, unit="answer"):
+                try:
+                    results.append(next(left).completion if isinstance(item, Request) else item)
+                except FastDraftError as error:
+                    if not return_exceptions:
+                        raise
+                    results.append(error)
+        finally:
+            for stream in streams:
+                stream.close()
+        return results
+
+    @overload
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: None = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion[None]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: type[T],
+        **options: Unpack[CallOptions],
+    ) -> Completion[T]: ...
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, output_type: Any, **options: Unpack[CallOptions]
+    ) -> Completion[Any]: ...
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion[Any]:
+        """`generate` for an event loop; cancelling the task cancels the call."""
+        async with self.astream(prompt, params, output_type=output_type, **options) as stream:
+            return await stream.result()
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> AsyncStream[Any]:
+        """`stream` for the running event loop; not a coroutine: what can be refused is refused here."""
+        self._check_process()
+        return self._asubmit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0]
+
+    async def abatch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        n: int = 1,
+        return_exceptions: bool = False,
+        progress: bool = False,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Any]:
+        """`batch` for an event loop."""
+        asked = self._ask_all(prompts, params, n, return_exceptions, Ask.divide(output_type, options))
+        streams = self._asubmit([a for a in asked if isinstance(a, Request)])
+        left = iter(streams)
+        results: list[Any] = []
+        try:
+            for item in tqdm(asked, disable=not progress, unit="answer"):
+                try:
+                    results.append(await next(left).result() if isinstance(item, Request) else item)
+                except FastDraftError as error:
+                    if not return_exceptions:
+                        raise
+                    results.append(error)
+        finally:
+            for stream in streams:
+                stream.close()
+        return results
+
+    def _ask_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None,
+        n: int,
+        return_exceptions: bool,
+        ask: Ask,
+    ) -> list[Request | FastDraftError]:
+        """A request, or its error where errors are returned, for each sample of each prompt."""
+        self._check_process()
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
+            raise ConfigError(f"prompts is a {type(prompts).__name__}, expected a list of prompts.")
+        if n < 1:
+            raise ConfigError(f"n is {n}, expected at least 1.")
+        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ConfigError(f"{len(each)} params for {len(prompts)} prompts; pass one for all, or one a prompt.")
+        asked: list[Request | FastDraftError] = []
+        for index, (prompt, mine) in enumerate(zip(prompts, each, strict=True)):
+            for sample in range(n):
+                try:
+                    asked.append(self._intake.request(prompt, mine, ask.numbered(index, len(prompts)), sample=sample))
+                except FastDraftError as error:
+                    named = type(error)(f"prompt {index} of the batch: {error}")
+                    if not return_exceptions:
+                        raise named from error
+                    asked.append(named)
+        return asked
+
+    def _submit(self, requests: Sequence[Request]) -> list[Stream[Any]]:
+        streams = []
+        for request in requests:
+            events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+            request.emit = events.put
+            streams.append(Stream[Any](request, self, events))
+        self._worker.submit(requests)
+        return streams
+
+    def _asubmit(self, requests: Sequence[Request]) -> list[AsyncStream[Any]]:
+        loop = asyncio.get_running_loop()
+        streams = []
+        for request in requests:
+            events: asyncio.Queue[Event] = asyncio.Queue()
+            request.emit = async_emitter(loop, events)
+            streams.append(AsyncStream[Any](request, self, events))
+        self._worker.submit(requests)
+        return streams
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ForkedProcessError(
+                f"this generator was built in process {self._process} and is used in its fork {os.getpid()}.",
+                hint="Build the generator in each process, after the fork.",
+            )
+
+    def close(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
+        """Ends the worker and frees models and KV. Idempotent, from any thread.
+
+        Args:
+            drain: Let calls that run or wait finish first; else they end as cancelled.
+            timeout: Seconds to drain; what is left then is cancelled.
+        """
+        if os.getpid() == self._process:
+            self._worker.close(drain=drain, timeout=timeout)
+        self._finalizer.detach()
+
+    async def aclose(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
+        """`close` without blocking the event loop."""
+        await asyncio.to_thread(self.close, drain=drain, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(drain=error is None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.aclose(drain=error is None)

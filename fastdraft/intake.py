@@ -1,0 +1,165 @@
+"""From a call to a checked request; everything that can be refused is refused here, before any model runs."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastdraft.config import Prompt, SamplingParams, resolve_params
+from fastdraft.errors import ConfigError, InvalidConstraintError, PromptTooLongError
+from fastdraft.prompt import PromptEncoder
+from fastdraft.request import Event, Request, Tally
+from fastdraft.sampling.noise import derive_seed, new_seed
+from fastdraft.sampling.probs import Warp
+from fastdraft.text import TextStream
+
+__all__ = ["Ask", "Intake"]
+
+_CALL = ("template_options", "fold_system", "timeout", "request_id", "trace")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call's keywords, divided; see `fastdraft.config.CallOptions`."""
+
+    output_type: Any = None
+    template_options: Mapping[str, Any] | None = None
+    fold_system: bool = False
+    timeout: float | None = None
+    request_id: str | None = None
+    trace: bool = False
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def divide(cls, output_type: Any, options: Mapping[str, Any]) -> Ask:
+        """Divides keywords into those of the call and sampling parameters."""
+        own = {name: options[name] for name in _CALL if name in options}
+        overrides = {name: value for name, value in options.items() if name not in _CALL}
+        return cls(output_type=output_type, overrides=overrides, **own)
+
+    def numbered(self, index: int, count: int) -> Ask:
+        """The same for one of several prompts: a request id of its own."""
+        if self.request_id is None or count == 1:
+            return self
+        return replace(self, request_id=f"{self.request_id}-{index}")
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a request is checked against.
+
+    Attributes:
+        tokenizer: The target's.
+        encoder: Prompts to ids.
+        vocabulary: Usable ids.
+        context: Tokens of the target's context.
+        capacity: Tokens one request can hold in KV.
+        eos: End-of-sequence ids.
+        defaults: The generator's parameters.
+        sampling: The model's own, under our names.
+        sources: Names of the draft sources.
+        label: ``id@revision`` of the target.
+    """
+
+    tokenizer: Any
+    encoder: PromptEncoder
+    vocabulary: int
+    context: int
+    capacity: int
+    eos: tuple[int, ...]
+    defaults: SamplingParams
+    sampling: Mapping[str, Any]
+    sources: tuple[str, ...]
+    label: str
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        ask: Ask,
+        *,
+        sample: int = 0,
+    ) -> Request:
+        """Checks a call and makes its request.
+
+        Args:
+            prompt: Text, messages or ids.
+            params: The call's parameters.
+            ask: Its keywords.
+            sample: Which of n samples of the prompt.
+
+        Raises:
+            ConfigError: A parameter or prompt that cannot be used.
+            PromptTooLongError: Longer than the context, or than KV can ever hold.
+            InvalidConstraintError: An output type; they are not supported yet.
+        """
+        arrived = time.perf_counter()
+        if ask.output_type is not None:
+            raise InvalidConstraintError(
+                f"output_type={ask.output_type!r} was given, but this version cannot constrain its output.",
+                hint="Leave output_type out and parse the text; see the changelog for when it comes.",
+            )
+        if ask.timeout is not None and not ask.timeout > 0:
+            raise ConfigError(f"timeout is {ask.timeout!r}, expected seconds > 0 or None.")
+        if ask.request_id is not None and (not isinstance(ask.request_id, str) or not ask.request_id):
+            raise ConfigError(f"request_id is {ask.request_id!r}, expected a non-empty string or None.")
+        resolved = resolve_params(params, ask.overrides, defaults=self.defaults, model=self.sampling)
+        self._check(resolved)
+        ids = self.encoder.encode(prompt, template_options=ask.template_options, fold_system=ask.fold_system)
+        self._check_length(len(ids))
+        seed = derive_seed(new_seed() if resolved.seed is None else resolved.seed, sample)
+        name = ask.request_id or f"fd-{secrets.token_hex(8)}"
+        return Request(
+            id=f"{name}-{sample}" if sample else name,
+            prompt=ids,
+            params=resolved,
+            warp=Warp.compile(resolved, self.eos, self.vocabulary),
+            seed=seed,
+            # The last token of an output is never fed, so it needs neither a position nor a slot.
+            limit=min(len(ids) + resolved.max_tokens, min(self.context, self.capacity) + 1),
+            ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else frozenset(self.eos)),
+            text=TextStream(self.tokenizer, ids, resolved.stop),
+            decode=lambda token: str(self.tokenizer.decode([token])),
+            emit=_unheard,
+            speculation=self._speculation(resolved),
+            model=self.label,
+            tally=Tally(arrived),
+            deadline=None if ask.timeout is None else arrived + ask.timeout,
+            logprobs=None if resolved.logprobs is None else [],
+            rounds=[] if ask.trace else None,
+        )
+
+    def _check(self, params: SamplingParams) -> None:
+        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            for token in ids:
+                if not 0 <= token < self.vocabulary:
+                    raise ConfigError(
+                        f"{name} names token id {token}, outside the vocabulary (0 .. {self.vocabulary - 1})."
+                    )
+        if params.source is not None and params.source not in self.sources:
+            known = ", ".join(map(repr, self.sources)) or "none"
+            raise ConfigError(f"source is {params.source!r}, but the generator's sources are: {known}.")
+
+    def _check_length(self, length: int) -> None:
+        if length > self.context:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens, more than the context of {self.context}.",
+                hint="Shorten it, or raise max_context if the model allows.",
+            )
+        if length > self.capacity:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens, more than the {self.capacity} the KV cache can hold.",
+                hint="Raise kv_memory.",
+            )
+
+    def _speculation(self, params: SamplingParams) -> str:
+        if not self.sources:
+            return "off: no draft source"
+        return "off: gamma is 0" if params.gamma == 0 else "on"
+
+
+def _unheard(event: Event) -> None:
+    raise AssertionError("a request was submitted before anyone listens")

@@ -1,0 +1,1 @@
+"""Draft sources: each proposes tokens and knows exactly how it drew them."""

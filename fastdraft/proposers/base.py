@@ -1,0 +1,37 @@
+"""What the engine asks of a draft source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fastdraft.request import Request
+from fastdraft.round import Draft
+
+__all__ = ["Proposer"]
+
+
+class Proposer(Protocol):
+    """A draft source.
+
+    Attributes:
+        name: How results and ``SamplingParams.source`` call it.
+    """
+
+    name: str
+
+    def propose(self, requests: Sequence[Request], gammas: Sequence[int]) -> list[Draft]:
+        """Proposes at most ``gammas[i]`` tokens after each request's tokens; an empty draft where it has none.
+
+        What is proposed, and how much, depends only on committed tokens and past rounds; a drafted token is never
+        exchanged for another. A source that lacks memory returns an empty draft and never refuses a request.
+        """
+        ...
+
+    def observe(self, requests: Sequence[Request]) -> None:
+        """Tells that a round's tokens were committed; the source drops what was not accepted."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """Frees all that is held for a request; harmless for an unknown one."""
+        ...

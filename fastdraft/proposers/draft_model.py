@@ -1,0 +1,140 @@
+"""A smaller model that shares the target's vocabulary.
+
+Shapes: B requests still drafting, V vocabulary, G drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastdraft.errors import CacheFullError
+from fastdraft.kv.table import Table
+from fastdraft.models.runner import Feed, Runner
+from fastdraft.request import Request
+from fastdraft.round import Draft
+from fastdraft.sampling import noise
+from fastdraft.sampling.probs import History, probs, scores
+from fastdraft.sampling.verify import choose, draw
+
+__all__ = ["DraftModelProposer"]
+
+
+class DraftModelProposer:
+    """Drafts a whole batch step by step, under each request's own penalties, temperature and truncation.
+
+    Args:
+        name: The source's name.
+        runner: The draft model.
+        context: Tokens the draft model was made for.
+        vocabulary: Ids of the target's distributions; wider than the draft's own where that is padded.
+        chunk: Tokens fed at once while catching up.
+    """
+
+    def __init__(self, name: str, runner: Runner, *, context: int, vocabulary: int, chunk: int) -> None:
+        self.name = name
+        self.runner = runner
+        self._context = context
+        self._vocabulary = vocabulary
+        self._chunk = chunk
+        self._tables: dict[str, Table] = {}
+
+    def propose(self, requests: Sequence[Request], gammas: Sequence[int]) -> list[Draft]:
+        """Sampled drafts with their exact q; point masses at temperature 0."""
+        tokens: list[list[Tensor]] = [[] for _ in requests]
+        q: list[list[Tensor]] = [[] for _ in requests]
+        limits = [self._admit(r, g) for r, g in zip(requests, gammas, strict=True)]
+        active = [i for i, limit in enumerate(limits) if limit > 0]
+        self._catch_up([requests[i] for i in active])
+        step = 0
+        while active:
+            p_BV, chosen_B = self._step([requests[i] for i in active], [tokens[i] for i in active], step)
+            for row, i in enumerate(active):
+                tokens[i].append(chosen_B[row : row + 1])
+                if not requests[i].warp.greedy:
+                    q[i].append(p_BV[row : row + 1])
+            step += 1
+            active = [i for i in active if step < limits[i]]
+        return [self._join(tokens[i], q[i]) for i in range(len(requests))]
+
+    def _join(self, tokens: list[Tensor], q: list[Tensor]) -> Draft:
+        if not tokens:
+            return Draft(torch.zeros(0, dtype=torch.int64, device=self.runner.device))
+        q_SV = torch.cat(q) if q else None
+        return Draft(torch.cat(tokens), (self.name,) * len(tokens), q_SV, tuple(range(len(q))))
+
+    def _admit(self, request: Request, gamma: int) -> int:
+        """How many tokens can be drafted: none without free blocks, none past the draft's context."""
+        length = len(request.tokens)
+        limit = min(gamma, self._context - length + 1)
+        if limit <= 0:
+            return 0
+        table = self._tables.get(request.id)
+        if table is None:
+            table = self._tables[request.id] = self.runner.table()
+            table.adopt(request.tokens)
+        try:
+            self.runner.reserve(table, length + limit - 1)
+        except CacheFullError:
+            self.forget(request)
+            return 0
+        return limit
+
+    def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Feeds what a request's table lacks, in chunks, until one last forward remains."""
+        for request in requests:
+            table = self._tables[request.id]
+            while len(request.tokens) - table.length > self._chunk:
+                feed = Feed(request.tokens[table.length : table.length + self._chunk])
+                self.runner.forward([feed], [table], [0])
+
+    def _step(self, requests: Sequence[Request], drafted: Sequence[list[Tensor]], step: int) -> tuple[Tensor, Tensor]:
+        """One forward and one draw for the batch."""
+        tables = [self._tables[r.id] for r in requests]
+        if step == 0:
+            feeds = [Feed(r.tokens[t.length :]) for r, t in zip(requests, tables, strict=True)]
+        else:
+            feeds = [Feed((), d[-1]) for d in drafted]
+        logits_BV = self.runner.forward(feeds, tables, [1] * len(feeds)).logits_RV
+        if logits_BV.shape[1] < self._vocabulary:
+            missing = self._vocabulary - logits_BV.shape[1]
+            logits_BV = torch.nn.functional.pad(logits_BV.float(), (0, missing), value=-torch.inf)
+        warps = [r.warp for r in requests]
+        empty_G = torch.zeros(0, dtype=torch.int64, device=logits_BV.device)
+        histories = [
+            History(r.warp, r.prompt, r.generated, torch.cat(d) if d else empty_G, step, 1)
+            for r, d in zip(requests, drafted, strict=True)
+        ]
+        scores_BV = scores(logits_BV, histories)
+        if all(warp.greedy for warp in warps):
+            return scores_BV, scores_BV.argmax(-1)
+        p_BV = probs(scores_BV, warps)
+        lengths = [len(r.tokens) for r in requests]
+        seeds = [r.seed for r in requests]
+        u_B = noise.uniform(seeds, lengths, [step] * len(seeds), noise.DRAFT, p_BV.device)
+        chosen_B = torch.where(_flags(r.warp.greedy for r in requests).to(p_BV.device), p_BV.argmax(-1), draw(p_BV, u_B))
+        coupled = [i for i, r in enumerate(requests) if r.params.invariant and not r.warp.greedy]
+        if coupled:
+            picked = choose(p_BV[coupled], [seeds[i] for i in coupled], [lengths[i] + step for i in coupled])
+            chosen_B[coupled] = picked
+        return p_BV, chosen_B
+
+    def observe(self, requests: Sequence[Request]) -> None:
+        """Rolls back what was not accepted; shares full blocks of committed tokens."""
+        for request in requests:
+            table = self._tables.get(request.id)
+            if table is not None:
+                table.truncate(len(request.tokens) - 1)
+                table.publish(request.tokens)
+
+    def forget(self, request: Request) -> None:
+        """Gives the request's blocks back."""
+        table = self._tables.pop(request.id, None)
+        if table is not None:
+            table.release()
+
+
+def _flags(values: object) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.bool)  # type: ignore[call-overload]

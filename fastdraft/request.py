@@ -1,0 +1,141 @@
+"""One call on its way through the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fastdraft.config import SamplingParams
+from fastdraft.results import Chunk, Completion, FinishReason, SourceStats, Stats, TokenLogprob
+from fastdraft.trace import TracedRound
+
+if TYPE_CHECKING:
+    from fastdraft.kv.table import Table
+    from fastdraft.sampling.probs import Warp
+    from fastdraft.text import TextStream
+
+__all__ = ["Event", "Request", "Tally"]
+
+Event: TypeAlias = "Chunk | Completion[Any] | BaseException"
+
+
+@dataclass(slots=True)
+class Tally:
+    """A request's statistics while they grow; `freeze` gives the public `Stats`."""
+
+    arrived: float
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    rounds: int = 0
+    per_position: list[int] = field(default_factory=list)
+    drafted: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+    prefix_tokens: int = 0
+    gammas: list[int] = field(default_factory=list)
+    alphas: list[float] = field(default_factory=list)
+    distortion: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+
+    def add(self, sources: tuple[str, ...], kept: int, alpha: float, distortion: float) -> None:
+        """Adds a round: the source of each drafted token, and how many of them stand in the output."""
+        self.rounds += 1
+        self.gammas.append(len(sources))
+        self.alphas.append(alpha)
+        self.distortion += distortion
+        self.per_position += [0] * (len(sources) - len(self.per_position))
+        for i, source in enumerate(sources):
+            self.drafted[source] = self.drafted.get(source, 0) + 1
+            if i < kept:
+                self.per_position[i] += 1
+                self.accepted[source] = self.accepted.get(source, 0) + 1
+
+    def freeze(self, tokens: int, speculation: str) -> Stats:
+        """The public statistics.
+
+        Args:
+            tokens: Tokens of the output.
+            speculation: ``"on"`` or ``"off: <why>"``.
+        """
+        rate = None
+        if tokens > 1 and self.first_token is not None and self.last_token is not None:
+            rate = (tokens - 1) / max(self.last_token - self.first_token, 1e-9)
+        return Stats(
+            rounds=self.rounds,
+            draft_tokens=sum(self.drafted.values()),
+            accepted_tokens=sum(self.accepted.values()),
+            accepted_per_position=tuple(self.per_position),
+            by_source={name: SourceStats(n, self.accepted.get(name, 0)) for name, n in self.drafted.items()},
+            prefix_tokens=self.prefix_tokens,
+            gammas=tuple(self.gammas),
+            alphas=tuple(self.alphas),
+            distortion=self.distortion,
+            completion_tokens=tokens,
+            queue_seconds=(self.started or time.perf_counter()) - self.arrived,
+            time_to_first_token=None if self.first_token is None else self.first_token - self.arrived,
+            tokens_per_second=rate,
+            draft_seconds=self.draft_seconds,
+            target_seconds=self.target_seconds,
+            speculation=speculation,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A call's tokens, settings, table and statistics.
+
+    Attributes:
+        id: Unique while it runs.
+        prompt: Prompt tokens.
+        tokens: Prompt and committed tokens; only `fastdraft.commit` appends.
+        params: Resolved parameters.
+        warp: How its distribution is shaped.
+        seed: 64-bit; drawn where the call gave none.
+        limit: Tokens of prompt and output at most.
+        ends: Token ids that end it.
+        text: Its detokeniser.
+        decode: Text of one token, for log-probabilities.
+        emit: Hands chunks and the outcome to whoever waits; called on the worker's thread.
+        deadline: ``time.perf_counter()`` after which it ends with ``timeout``.
+        table: Its target blocks while it runs.
+        cancelled: Set by any thread; honoured before the next round.
+        rounds: Traced rounds where a trace was asked for.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    warp: Warp
+    seed: int
+    limit: int
+    ends: frozenset[int]
+    text: TextStream
+    decode: Callable[[int], str]
+    emit: Callable[[Event], None]
+    speculation: str
+    model: str
+    tally: Tally
+    deadline: float | None = None
+    logprobs: list[TokenLogprob] | None = None
+    rounds: list[TracedRound] | None = None
+    table: Table | None = None
+    cancelled: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    tokens: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def generated(self) -> list[int]:
+        """Committed tokens after the prompt."""
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def left(self) -> int:
+        """Tokens it may still generate."""
+        return self.limit - len(self.tokens)

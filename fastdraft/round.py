@@ -1,0 +1,73 @@
+"""The words of one round: what is planned, drafted, computed and decided.
+
+Shapes: G drafted tokens, S sampled positions of a draft, R rows of logits, B requests, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Draft", "Plan", "Rows", "Verdict"]
+
+
+class Plan(NamedTuple):
+    """At most ``gamma`` tokens from ``source``; control lists a request's plans by preference, none is plain decoding."""
+
+    source: str
+    gamma: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposal for one request.
+
+    Attributes:
+        tokens_G: int64 on the model's device.
+        sources: The source of each token.
+        q_SV: The exact distribution each sampled token was drawn from; None when all tokens are point masses.
+        sampled: Positions (0 .. G-1, ascending) that the rows of ``q_SV`` belong to; the rest are point masses.
+    """
+
+    tokens_G: Tensor
+    sources: tuple[str, ...] = ()
+    q_SV: Tensor | None = None
+    sampled: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def cut(self, n: int) -> Draft:
+        """The first ``n`` tokens."""
+        if n >= len(self):
+            return self
+        sampled = tuple(i for i in self.sampled if i < n)
+        q_SV = self.q_SV[: len(sampled)] if self.q_SV is not None and sampled else None
+        return Draft(self.tokens_G[:n], self.sources[:n], q_SV, sampled)
+
+
+class Rows(NamedTuple):
+    """What a forward returns: the last ``keep[b]`` rows of every request, packed in order.
+
+    Attributes:
+        logits_RV: On the model's device, in its dtype, cut to the shared vocabulary.
+    """
+
+    logits_RV: Tensor
+
+
+class Verdict(NamedTuple):
+    """What the verify decided, on the model's device.
+
+    Attributes:
+        accepted_B: Drafted tokens accepted, from the first.
+        next_B: The target's own token after them.
+        distortion_BG: Total variation of the emitted law from the target's at each reached drafted position, else 0.
+    """
+
+    accepted_B: Tensor
+    next_B: Tensor
+    distortion_BG: Tensor

@@ -1,0 +1,1 @@
+"""From logits to accepted tokens: pure functions over tensors."""

@@ -1,0 +1,148 @@
+"""What a call returns while it runs: a stream of chunks, for threads or for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from fastdraft.request import Event, Request
+from fastdraft.results import Chunk, Completion
+
+__all__ = ["AsyncStream", "Stream"]
+
+T = TypeVar("T")
+
+
+def _cancel(request: Request) -> None:
+    request.cancelled = True
+
+
+class _Handle(Generic[T]):
+    """What both streams share: the request, its outcome, and cancellation when closed or collected.
+
+    Args:
+        request: Submitted; its ``emit`` feeds the stream.
+        owner: Kept alive as long as the stream is.
+    """
+
+    def __init__(self, request: Request, owner: object) -> None:
+        self._request = request
+        self._owner = owner
+        self._outcome: Completion[T] | BaseException | None = None
+        # A stream nobody holds is a call nobody wants, also when it was never iterated.
+        self._cancel = weakref.finalize(self, _cancel, request)
+
+    @property
+    def request_id(self) -> str:
+        """The call's id."""
+        return self._request.id
+
+    def _take(self, event: Event) -> Chunk | None:
+        """A chunk to hand out, or None when the event is the outcome."""
+        if isinstance(event, Chunk):
+            return event
+        self._outcome = event
+        self._cancel.detach()
+        return None
+
+    def _result(self) -> Completion[T]:
+        assert self._outcome is not None
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+
+class Stream(_Handle[T], Iterator[Chunk]):
+    """An iterator of chunks. Leave the ``with`` block, `close` or drop it, and the call ends within one round."""
+
+    def __init__(self, request: Request, owner: object, events: queue.SimpleQueue[Event]) -> None:
+        super().__init__(request, owner)
+        self._events = events
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._outcome is None:
+            chunk = self._take(self._events.get())
+            if chunk is not None:
+                return chunk
+            self._result()  # an error is raised once here, then the stream is at its end
+        raise StopIteration
+
+    @property
+    def completion(self) -> Completion[T]:
+        """The whole completion; waits for the end and drops chunks not yet read. Raises the call's error."""
+        while self._outcome is None:
+            self._take(self._events.get())
+        return self._result()
+
+    def result(self) -> Completion[T]:
+        """The same as `completion`."""
+        return self.completion
+
+    def close(self) -> None:
+        """Cancels the call if it still runs. Idempotent, from any thread."""
+        self._cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class AsyncStream(_Handle[T], AsyncIterator[Chunk]):
+    """The same for an event loop: the worker's thread hands events over, no step runs on the loop."""
+
+    def __init__(self, request: Request, owner: object, events: asyncio.Queue[Event]) -> None:
+        super().__init__(request, owner)
+        self._events = events
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._outcome is None:
+            chunk = self._take(await self._events.get())
+            if chunk is not None:
+                return chunk
+            self._result()
+        raise StopAsyncIteration
+
+    async def result(self) -> Completion[T]:
+        """The whole completion; waits for the end and drops chunks not yet read. Raises the call's error."""
+        while self._outcome is None:
+            self._take(await self._events.get())
+        return self._result()
+
+    def close(self) -> None:
+        """Cancels the call if it still runs. Idempotent, from any thread."""
+        self._cancel()
+
+    async def aclose(self) -> None:
+        """The same as `close`."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def async_emitter(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event]) -> Any:
+    """An ``emit`` that crosses into a loop; events for a loop that has gone are dropped, with the call."""
+
+    def emit(event: Event) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    return emit

@@ -1,0 +1,173 @@
+"""The one thread that owns the engine; calls come in through a queue, results leave through each request's ``emit``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from fastdraft._log import get_logger
+from fastdraft.engine import Engine
+from fastdraft.errors import EngineFailedError, FastDraftError, GeneratorClosedError, QueueFullError
+from fastdraft.request import Request
+from fastdraft.results import Metrics
+
+__all__ = ["Status", "Worker"]
+
+_log = get_logger(__name__)
+
+Status: TypeAlias = Literal["loading", "ready", "draining", "failed"]
+
+
+class Worker:
+    """Runs rounds while there is work, sleeps while there is none.
+
+    Args:
+        engine: Touched by the worker's thread alone, from here on.
+        max_queue: Requests that may wait.
+    """
+
+    def __init__(self, engine: Engine, max_queue: int) -> None:
+        self._engine: Engine | None = engine
+        self._max_queue = max_queue
+        self._inbox: deque[Request] = deque()
+        self._errands: deque[Callable[[Engine], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing: Literal["", "drain", "cancel"] = ""
+        self._broken: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def status(self) -> Status:
+        """``ready``, ``draining`` once `close` was called, ``failed`` after a device fault."""
+        if self._broken is not None:
+            return "failed"
+        return "draining" if self._closing else "ready"
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues requests together, so that they start in the same round.
+
+        Raises:
+            GeneratorClosedError: After `close`.
+            EngineFailedError: After a device fault.
+            QueueFullError: Too many wait already; none of them is queued.
+        """
+        with self._wake:
+            self._check_open()
+            waiting = len(self._inbox) + (0 if self._engine is None else len(self._engine.scheduler.waiting))
+            if waiting + len(requests) > self._max_queue:
+                raise QueueFullError(
+                    f"{waiting} calls wait already and {len(requests)} more came; max_queue is {self._max_queue}.",
+                    hint="Try again later, or raise max_queue.",
+                )
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fastdraft-worker", daemon=True)
+                self._thread.start()
+            self._inbox.extend(requests)
+            self._wake.notify()
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise EngineFailedError(
+                f"the engine failed before: {self._broken}", hint="Build a new Generator."
+            ) from self._broken
+        if self._closing:
+            raise GeneratorClosedError("the generator is closed.", hint="Build a new Generator.")
+
+    def metrics(self) -> Metrics:
+        """A snapshot, taken between rounds.
+
+        Raises:
+            GeneratorClosedError: After `close`.
+        """
+        answer: list[Metrics] = []
+        done = threading.Event()
+
+        def errand(engine: Engine) -> None:
+            answer.append(engine.metrics())
+            done.set()
+
+        with self._wake:
+            self._check_open()
+            if self._thread is None:
+                assert self._engine is not None
+                return self._engine.metrics()
+            self._errands.append(errand)
+            self._wake.notify()
+        done.wait()
+        return answer[0]
+
+    def close(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
+        """Ends the thread; idempotent, from any thread.
+
+        Args:
+            drain: Let running and waiting calls finish first; else they end as cancelled.
+            timeout: Seconds to drain; what is left then is cancelled.
+        """
+        with self._wake:
+            self._closing = "drain" if drain and self._closing != "cancel" else "cancel"
+            self._wake.notify()
+            thread = self._thread
+        if thread is None:
+            self._engine = None
+        elif thread is not threading.current_thread():
+            thread.join(timeout if drain else None)
+            if thread.is_alive():
+                with self._wake:
+                    self._closing = "cancel"
+                thread.join()
+
+    def _run(self) -> None:
+        assert self._engine is not None
+        engine = self._engine
+        while True:
+            with self._wake:
+                while engine.idle and not (self._inbox or self._errands or self._closing):
+                    self._wake.wait()
+                while self._inbox:
+                    engine.add(self._inbox.popleft())
+                errands = [self._errands.popleft() for _ in range(len(self._errands))]
+                if self._closing == "cancel" or (self._closing and engine.idle):
+                    break
+            for errand in errands:
+                errand(engine)
+            self._round(engine)
+        for errand in errands:
+            errand(engine)
+        for request in engine.everyone():
+            engine.stop(request, "cancelled")
+        self._engine = None
+
+    def _round(self, engine: Engine) -> None:
+        """One round; what it raises ends the requests that took part, and the engine goes on."""
+        try:
+            engine.step()
+        except Exception as error:
+            started = time.perf_counter()
+            for request in list(engine.scheduler.running):
+                engine.fail(request, _owned(error))
+            if _device_fault(error):
+                self._broken = error
+                for request in engine.everyone():
+                    engine.fail(request, _owned(error))
+                with self._wake:
+                    lost, self._inbox = list(self._inbox), deque()
+                for request in lost:
+                    request.emit(_owned(error))
+            _log.warning("round_failed", error=type(error).__name__, seconds=time.perf_counter() - started)
+
+
+def _owned(error: Exception) -> FastDraftError:
+    """The error each caller gets: ours as it is, anything else as the cause of an `EngineFailedError`."""
+    if isinstance(error, FastDraftError):
+        return error
+    wrapped = EngineFailedError(f"a round failed: {type(error).__name__}: {error}", hint="Its cause is attached.")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _device_fault(error: Exception) -> bool:
+    """Whether the device itself is lost, so that no later round can work."""
+    return type(error).__name__ == "AcceleratorError" or "device-side assert" in str(error)
