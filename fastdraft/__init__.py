@@ -8,7 +8,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fastdraft.config import CallOptions, DraftModel, GeneratorConfig, Model, NGram, Prompt, SamplingOverrides, SamplingParams
+from fastdraft.config import (
+    CallOptions,
+    DraftModel,
+    GeneratorConfig,
+    Model,
+    NGram,
+    Prompt,
+    SamplingOverrides,
+    SamplingParams,
+)
 from fastdraft.errors import (
     CacheFullError,
     ConfigError,

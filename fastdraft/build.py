@@ -152,9 +152,7 @@ def build(config: GeneratorConfig) -> Built:
         sources.append(
             DraftModelProposer(source.name, draft_runner, context=draft_context, vocabulary=vocabulary, chunk=CHUNK)
         )
-    engine = Engine(
-        runner, Chain(sources), FixedController(), Limits(config.max_batch, CHUNK, config.max_queue)
-    )
+    engine = Engine(runner, Chain(sources), FixedController(), Limits(config.max_batch, CHUNK, config.max_queue))
     # A shared block is copied before it is written: one block stays for the copy.
     capacity = max(1, blocks - 1) * backend.block_size
     eos = tuple(i for i in target.eos or _tokenizer_eos(tokenizer) if i < vocabulary)
@@ -266,8 +264,10 @@ def plan_memory(config: GeneratorConfig) -> MemoryPlan:
     plans = [_plan_model(spec, found, config.dtype) for spec, found in zip(specs, configs, strict=True)]
     backend = SdpaAttention()
     context = _context(config, configs[0])
-    device = torch.device("cpu") if config.device == "auto" and not torch.cuda.is_available() else torch.device(
-        "cuda" if config.device == "auto" else config.device
+    device = (
+        torch.device("cpu")
+        if config.device == "auto" and not torch.cuda.is_available()
+        else torch.device("cuda" if config.device == "auto" else config.device)
     )
     per_token = [plan.kv_bytes_per_token for plan in plans]
     blocks = _blocks(config, per_token, backend, context, device)

@@ -47,19 +47,33 @@ class SamplingParams(_Spec):
     """
 
     max_tokens: int = Field(default=256, ge=1, description="New tokens at most.")
-    min_tokens: int = Field(default=0, ge=0, description="No end-of-sequence, stop token or stop string before this many.")
+    min_tokens: int = Field(
+        default=0, ge=0, description="No end-of-sequence, stop token or stop string before this many."
+    )
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0 is greedy.")
     top_k: int | None = Field(default=None, ge=0, description="Keep the k likeliest tokens; 0 is off.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Keep the smallest set of this probability; 1 is off.")
-    min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens under this share of the likeliest.")
-    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="Divides the logits of tokens in prompt and output; 1 is off."
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="Keep the smallest set of this probability; 1 is off."
     )
-    presence_penalty: float = Field(default=0.0, allow_inf_nan=False, description="Subtracted once for a generated token.")
-    frequency_penalty: float = Field(default=0.0, allow_inf_nan=False, description="Subtracted for each time generated.")
+    min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens under this share of the likeliest.")
+    repetition_penalty: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Divides the logits of tokens in prompt and output; 1 is off.",
+    )
+    presence_penalty: float = Field(
+        default=0.0, allow_inf_nan=False, description="Subtracted once for a generated token."
+    )
+    frequency_penalty: float = Field(
+        default=0.0, allow_inf_nan=False, description="Subtracted for each time generated."
+    )
     logit_bias: Mapping[int, float] = Field(default_factory=dict, description="Added to the logits of token ids.")
     seed: int | None = Field(default=None, ge=0, lt=2**64, description="Repeats a sampled call.")
     stop: tuple[str, ...] = Field(default=(), description="Strings that end the call; cut out of the text.")
-    stop_token_ids: tuple[int, ...] = Field(default=(), description="Token ids that end the call, beside end-of-sequence.")
+    stop_token_ids: tuple[int, ...] = Field(
+        default=(), description="Token ids that end the call, beside end-of-sequence."
+    )
     ignore_eos: bool = Field(default=False, description="Go on after end-of-sequence tokens.")
     logprobs: int | None = Field(default=None, ge=0, le=1024, description="Top-n log-probabilities of the target.")
     alpha: float = Field(default=1.0, gt=0, le=1, description="Acceptance leniency; 1 is lossless.")
@@ -216,7 +230,13 @@ def resolve_params(
             f"params is a {type(params).__name__}, expected SamplingParams.",
             hint="Pass SamplingParams(...) or keywords such as temperature=0.",
         )
-    fields: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    fields: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }
     fields |= {k: v for k, v in model.items() if v is not None}
     for layer in (defaults, params):
         if layer is not None:
@@ -272,7 +292,7 @@ class Model(_Spec):
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
 
     def __init__(self, id: Any, **fields: Any) -> None:  # the id is the one positional field
-        super().__init__(id=id, **fields)
+        super().__init__(**{"id": id, **fields})
 
     @field_validator("id")
     @classmethod
@@ -293,10 +313,7 @@ class Model(_Spec):
     @property
     def label(self) -> str:
         """``id@revision`` for logs and results."""
-        if self.loaded:
-            name = getattr(self.id, "name_or_path", "") or type(self.id).__name__
-        else:
-            name = self.id
+        name = (getattr(self.id, "name_or_path", "") or type(self.id).__name__) if self.loaded else self.id
         return f"{name}@{self.revision}" if self.revision else name
 
 
@@ -316,7 +333,7 @@ class DraftModel(_Spec):
     name: str = "draft_model"
 
     def __init__(self, model: Any, **fields: Any) -> None:
-        super().__init__(model=model, **fields)
+        super().__init__(**{"model": model, **fields})
 
     @field_validator("model", mode="before")
     @classmethod

@@ -82,9 +82,7 @@ class Engine:
         if not work.verifies or not self._offers:
             return ()
         request = work.request
-        return self._controller.plan(
-            request.params, self._offers, rounds=request.tally.rounds, left=request.left
-        )
+        return self._controller.plan(request.params, self._offers, rounds=request.tally.rounds, left=request.left)
 
     def _launch(self, batch: Sequence[Work], drafts: Sequence[Draft]) -> Tensor:
         """The target's forward over committed and drafted tokens; logits of the verified rows."""
@@ -92,14 +90,19 @@ class Engine:
         for work, draft in zip(batch, drafts, strict=True):
             table = work.request.table
             assert table is not None
-            tokens = work.request.tokens[table.length : table.length + work.count]
+            tokens = work.request.tokens[table.length : table.length + work.feeds]
             feeds.append(Feed(tokens, draft.tokens_G if len(draft) else None))
             tables.append(table)
             keep.append(len(draft) + 1 if work.verifies else 0)
         return self._runner.forward(feeds, tables, keep).logits_RV
 
     def _settle(
-        self, batch: Sequence[Work], drafts: Sequence[Draft], logits_RV: Tensor, draft_s: float, target_s: float
+        self,
+        batch: Sequence[Work],
+        drafts: Sequence[Draft],
+        logits_RV: Tensor,
+        draft_s: float,
+        target_s: float,
     ) -> None:
         """Verifies, commits, trims KV, and tells everyone who waits."""
         rounds = [(w.request, d) for w, d in zip(batch, drafts, strict=True) if w.verifies]
@@ -134,7 +137,9 @@ class Engine:
         """Ends requests whose logits are not finite; the others go on."""
         if bool(torch.isfinite(logits_RV).all()):
             return rounds, logits_RV
-        good, rows, first = [], [], 0
+        good: list[tuple[Request, Draft]] = []
+        rows: list[int] = []
+        first = 0
         for request, draft in rounds:
             mine = range(first, first + len(draft) + 1)
             first = mine.stop
@@ -246,7 +251,12 @@ def _describe(request: Request, rows_RV: Tensor, tokens: list[int]) -> list[Toke
     top = request.params.logprobs or 0
     chosen_R, value_RK, id_RK = logprobs(rows_RV, torch.tensor(tokens, device=rows_RV.device), top)
     return [
-        TokenLogprob(token, request.decode(token), value, tuple((i, request.decode(i), v) for v, i in zip(vs, ids, strict=True)))
+        TokenLogprob(
+            token,
+            request.decode(token),
+            value,
+            tuple((i, request.decode(i), v) for v, i in zip(vs, ids, strict=True)),
+        )
         for token, value, vs, ids in zip(tokens, chosen_R.tolist(), value_RK.tolist(), id_RK.tolist(), strict=True)
     ]
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 from tqdm.auto import tqdm
 
 from fastdraft.build import MemoryPlan, build, plan_memory
-from fastdraft.config import CallOptions, GeneratorConfig, ModelLike, Prompt, SamplingParams, Source, make_config
+from fastdraft.config import (
+    CallOptions,
+    GeneratorConfig,
+    ModelLike,
+    Prompt,
+    SamplingParams,
+    Source,
+    make_config,
+)
 from fastdraft.errors import ConfigError, FastDraftError, ForkedProcessError
 from fastdraft.intake import Ask
 from fastdraft.models.pairing import Pairing
@@ -159,7 +167,12 @@ class Generator:
     ) -> Completion[T]: ...
     @overload
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, output_type: Any, **options: Unpack[CallOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any,
+        **options: Unpack[CallOptions],
     ) -> Completion[Any]: ...
     def generate(
         self,
@@ -208,7 +221,12 @@ class Generator:
     ) -> Stream[T]: ...
     @overload
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, output_type: Any, **options: Unpack[CallOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any,
+        **options: Unpack[CallOptions],
     ) -> Stream[Any]: ...
     def stream(
         self,
@@ -284,7 +302,12 @@ class Generator:
     ) -> Completion[T]: ...
     @overload
     async def agenerate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, output_type: Any, **options: Unpack[CallOptions]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any,
+        **options: Unpack[CallOptions],
     ) -> Completion[Any]: ...
     async def agenerate(
         self,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from fastdraft.config import SamplingParams
-from fastdraft.trace import Trace
+
+if TYPE_CHECKING:
+    from fastdraft.trace import Trace
 
 __all__ = ["Chunk", "Completion", "FinishReason", "Metrics", "Stats", "TokenLogprob"]
 

@@ -35,12 +35,12 @@ class Work(NamedTuple):
 
     Attributes:
         request: Running.
-        count: Committed tokens it feeds.
+        feeds: Committed tokens it feeds.
         verifies: Whether they reach its end, so that a token follows; else this is a prefill chunk.
     """
 
     request: Request
-    count: int
+    feeds: int
     verifies: bool
 
 
@@ -94,7 +94,9 @@ class Scheduler:
                 self.prefix_hits += hit
             self.running.append(request)
 
-    def reserve(self, batch: Sequence[Work], plans: Sequence[Sequence[Plan]]) -> tuple[list[Work], list[Sequence[Plan]]]:
+    def reserve(
+        self, batch: Sequence[Work], plans: Sequence[Sequence[Plan]]
+    ) -> tuple[list[Work], list[Sequence[Plan]]]:
         """Makes this round's positions writable; shortens drafts first, preempts the youngest last.
 
         Returns:
@@ -106,7 +108,7 @@ class Scheduler:
             table = work.request.table
             if table is None:  # preempted for an older one in this very round
                 continue
-            need = table.length + work.count
+            need = table.length + work.feeds
             gamma = max((p.gamma for p in plan), default=0)
             while True:
                 try:

@@ -234,23 +234,17 @@ class ScriptedGenerator:
         return self._start(ScriptedStream[Any], self._ask(prompt, params, call)).result()
 
     @_spelled_out
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **call: Any
-    ) -> ScriptedStream[Any]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> ScriptedStream[Any]:
         """Serves a reply in chunks; a scripted error comes here, before the first."""
         return self._start(ScriptedStream[Any], self._ask(prompt, params, call))
 
     @_spelled_out
-    async def agenerate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **call: Any
-    ) -> Completion[Any]:
+    async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> Completion[Any]:
         """`generate`, to be awaited."""
         return await self.astream(prompt, params, **call).result()
 
     @_spelled_out
-    def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **call: Any
-    ) -> AsyncScriptedStream[Any]:
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> AsyncScriptedStream[Any]:
         """`stream` for ``async for``."""
         return self._start(AsyncScriptedStream[Any], self._ask(prompt, params, call))
 
@@ -295,9 +289,7 @@ class ScriptedGenerator:
         calls = self._ask_all(prompts, params, n, call)
         results = await asyncio.gather(*map(serve, calls), return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException) and not (
-                return_exceptions and isinstance(result, FastDraftError)
-            ):
+            if isinstance(result, BaseException) and not (return_exceptions and isinstance(result, FastDraftError)):
                 raise result
         return results
 
@@ -310,9 +302,7 @@ class ScriptedGenerator:
         """How many streams are being read; no blocks, and every prompt's tokens."""
         with self._lock:
             running = sum(bool(stream._steps) for stream in self._streams)
-            return Metrics(
-                running, 0, 0, 0, 0, 0, 0, sum(_read_prompt(call.prompt)[1] for call in self.calls)
-            )
+            return Metrics(running, 0, 0, 0, 0, 0, 0, sum(_read_prompt(call.prompt)[1] for call in self.calls))
 
     def close(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
         """Refuses further calls; open streams can be read to their end, or are cancelled without ``drain``."""
@@ -349,9 +339,7 @@ class ScriptedGenerator:
         options = {name: call[name] for name in ScriptedCall.__slots__[2:] if name in call}
         overrides = {name: value for name, value in call.items() if name not in options}
         resolved = resolve_params(params, overrides, defaults=SamplingParams(), model={})
-        asked = ScriptedCall(
-            copy.deepcopy(prompt), resolved, **options
-        )  # a chat's history grows after the call
+        asked = ScriptedCall(copy.deepcopy(prompt), resolved, **options)  # a chat's history grows after the call
         if asked.timeout is not None and not asked.timeout >= 0:
             raise ConfigError(f"timeout is {asked.timeout}, expected seconds >= 0, or None.")
         _parser(asked.output_type)
@@ -370,9 +358,7 @@ class ScriptedGenerator:
             if not isinstance(value, list | tuple):
                 each[name] = [value] * len(prompts)
             elif len(value) != len(prompts):
-                raise ConfigError(
-                    f"{len(value)} {name} for {len(prompts)} prompts, expected one, or one a prompt."
-                )
+                raise ConfigError(f"{len(value)} {name} for {len(prompts)} prompts, expected one, or one a prompt.")
         calls: list[ScriptedCall] = []
         for i, (prompt, own, kind) in enumerate(zip(prompts, *each.values(), strict=True)):
             try:
@@ -448,9 +434,7 @@ def _read_prompt(prompt: Any) -> tuple[Any, int]:
         return tuple(prompt), len(prompt)
     for i, item in enumerate(prompt):
         if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
-            raise ConfigError(
-                f"prompt item {i} is {item!r:.80}, expected messages with a role, or token ids."
-            )
+            raise ConfigError(f"prompt item {i} is {item!r:.80}, expected messages with a role, or token ids.")
     texts = [_content(message) for message in prompt]
     return texts[-1], sum(len(_tokens(text)) for text in texts)
 

@@ -22,9 +22,7 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class Vocabulary(Protocol):
     """What is needed of a tokenizer to turn ids into text; every transformers tokenizer has it."""
 
-    def decode(
-        self, token_ids: list[int], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
-    ) -> str:
+    def decode(self, token_ids: list[int], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
         """The text of ids."""
 
     def convert_ids_to_tokens(self, ids: list[int], /) -> list[str | None]:
@@ -137,9 +135,7 @@ class Detokenizer:
         return self._vocabulary.convert_ids_to_tokens([token])[0]
 
     def _decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return self._vocabulary.decode(
-            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        return self._vocabulary.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
 
 
 class StopMatcher:

@@ -21,7 +21,7 @@ LAYERS = (
     ("doctor", "bench", "audit", "training", "testing"),
     ("",),  # fastdraft/__init__.py, the public face
     ("generator",),
-    ("build", "worker", "streams"),
+    ("build", "worker", "streams", "intake"),
     ("engine",),
     ("scheduler", "proposers"),
     ("models",),
@@ -34,7 +34,7 @@ LAYERS = (
     ("errors", "_log"),
 )
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-HELPERS = {"build", "worker", "streams"}  # one level, yet free to import each other
+HELPERS = {"build", "worker", "streams", "intake"}  # one level, yet free to import each other
 FOLDERS = ("kv",)  # whose files stand on different levels, so that each is named
 NO_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 
@@ -44,10 +44,10 @@ TORCH_FREE = {
 }
 HEAVY = {"torch", "transformers"}
 
-CORE = {"torch", "transformers", "pydantic", "structlog", "tqdm"}
+CORE = {"torch", "transformers", "pydantic", "pydantic_core", "structlog", "tqdm"}
 # What only some rooms may import. Beyond this, a third party is let in by the file named for it: llguidance
 # by constraints/llguidance.py, flash_attn by attention/flash.py, langchain_core by integrations/langchain.py.
-GUESTS = {"outlines": "constraints", "typer": "cli", "rich": "cli", "numpy": "models.gguf"}
+GUESTS = {"outlines": "constraints", "typer": "cli", "rich": "cli", "numpy": "models.gguf", "accelerate": "models.gguf"}
 LAZY = {"gguf", "numpy"}  # only inside functions, so that the extra stays optional
 
 

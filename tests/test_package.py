@@ -73,9 +73,7 @@ def test_a_wheel_made_from_the_sdist_brings_the_package_and_its_integrations(tmp
     for name in ("fastdraft", "integrations"):
         no_caches = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=no_caches)
-    build = (
-        "import sys; from setuptools import build_meta as b; getattr(b, f'build_{sys.argv[1]}')(sys.argv[2])"
-    )
+    build = "import sys; from setuptools import build_meta as b; getattr(b, f'build_{sys.argv[1]}')(sys.argv[2])"
 
     run_python(build, "sdist", dist, cwd=checkout)
     shutil.unpack_archive(next(dist.glob("*.tar.gz")), tmp_path / "unpacked", filter="data")

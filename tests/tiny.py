@@ -108,7 +108,9 @@ def model(
             for name, weight in made.named_parameters():
                 if weight.dim() > 1:
                     fan = weight.shape[-1]
-                    weight.copy_(torch.randn_like(weight) * (1.0 if "emb" in name or "wte" in name else 1.5 / math.sqrt(fan)))
+                    weight.copy_(
+                        torch.randn_like(weight) * (1.0 if "emb" in name or "wte" in name else 1.5 / math.sqrt(fan))
+                    )
             made.get_output_embeddings().weight.mul_(spread)
     made.generation_config = transformers.GenerationConfig()
     return made.to(dtype).eval()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from fastdraft.config import SamplingParams
 from fastdraft.round import Plan
@@ -42,7 +42,7 @@ class FixedController:
     """The user's gamma, or a fixed one a kind of source; the first source that has a draft wins."""
 
     # A verify's rows cost little up to here on the machines measured; a model's drafts cost a forward each.
-    auto = {True: 4, False: 8}
+    auto: ClassVar = {True: 4, False: 8}
 
     def plan(self, params: SamplingParams, offers: Sequence[Offer], *, rounds: int, left: int) -> tuple[Plan, ...]:
         """See `Controller`."""

@@ -34,7 +34,12 @@ class PagedCache:
     """
 
     def __init__(
-        self, layers: Sequence[LayerShape], slots: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Sequence[LayerShape],
+        slots: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         # Not zeroed: pages are touched when written, and nothing reads past a table's length.
         self.keys = [torch.empty(slots, n, k, dtype=dtype, device=device) for n, k, _ in layers]

@@ -41,9 +41,7 @@ _DAY = 24 * 3600.0
 _DOCUMENT_ENDS = frozenset(("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>"))
 _TURN_ENDS = frozenset(("<end_of_turn>", "<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>"))
 # llama.cpp's names of the pre-tokenizers that split digits one by one; transformers takes them for GPT-2's.
-_DIGIT_SPLITTERS = frozenset(
-    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-)
+_DIGIT_SPLITTERS = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"))
 
 # transformers keeps its verbosity and progress bars for the whole process; conversions take turns at them.
 _turn = threading.Lock()
@@ -82,14 +80,15 @@ def convert(path: str | Path, *, progress: bool = False) -> Path:
     draft = make_folder(folder.with_name(f".{uuid.uuid4().hex}"))
     try:
         with _as_a_guest(progress=progress):
+            if folder.is_dir():  # by another thread, whose turn was before
+                return folder
             _write(header, draft, progress=progress)
         _publish(draft, folder)
     except FastDraftError:
         raise
     except Exception as error:
         raise ModelLoadError(
-            f"{path} (architecture {header.architecture!r}) could not be converted: "
-            f"{type(error).__name__}: {error}",
+            f"{path} (architecture {header.architecture!r}) could not be converted: {type(error).__name__}: {error}",
             hint="Take another quantisation of the model, or its safetensors folder.",
         ) from error
     finally:
@@ -150,13 +149,12 @@ def _as_a_guest(*, progress: bool) -> Iterator[None]:
     """Makes transformers quick, and silent or its bars ours, in this thread; afterwards all is as before."""
     from transformers.utils import logging as settings
 
-    me, silent = threading.get_ident(), cast(Callable[..., Any], settings.EmptyTqdm)
+    me = threading.get_ident()
+    shown = cast(Callable[..., Any], functools.partial(tqdm, leave=False) if progress else settings.EmptyTqdm)
 
     def bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() == me:
-            return (
-                tqdm(*args, **{**kwargs, "leave": False}) if progress else settings.EmptyTqdm(*args, **kwargs)
-            )
+            return shown(*args, **kwargs)
         return previous(factory, args, kwargs) if previous else factory(*args, **kwargs)
 
     # Its GGUF reader calls tqdm itself, past the hook. A newer transformers may have done away with it.
@@ -167,9 +165,8 @@ def _as_a_guest(*, progress: bool) -> Iterator[None]:
     with (
         _turn,
         _swapped(reader, "tqdm", lambda own: lambda *args, **kwargs: bar(own, args, kwargs)),
-        _swapped(
-            gguf, "get_tensor_name_map", functools.cache
-        ),  # it is built anew for each of the model's modules
+        # The map of names is built anew for each of the model's modules.
+        _swapped(gguf, "get_tensor_name_map", functools.cache),
     ):
         level, previous = root.level, settings.set_tqdm_hook(bar)
         root.setLevel(logging.ERROR)
@@ -209,9 +206,8 @@ def _write_model(header: GGUFHeader, source: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     file = source / "model.gguf"
-    size = (
-        {} if f"{header.architecture}.vocab_size" in header.metadata else {"vocab_size": len(header.tokens)}
-    )
+    stated = f"{header.architecture}.vocab_size" in header.metadata
+    size = {} if stated else {"vocab_size": len(header.tokens)}
     write_copy(header, file, vocabulary=False, tensors=True)
     try:
         config = AutoConfig.from_pretrained(source, gguf_file=file.name, **size)
@@ -222,12 +218,11 @@ def _write_model(header: GGUFHeader, source: Path, folder: Path) -> None:
     model, report = loader.from_pretrained(
         source, gguf_file=file.name, config=config, dtype=torch.bfloat16, output_loading_info=True
     )
-    if (
-        report["missing_keys"] or report["mismatched_keys"]
-    ):  # transformers would fill them with random numbers
+    lacking = sorted(report["missing_keys"])
+    if lacking:  # transformers has filled them with random numbers
         raise ModelLoadError(
-            f"{header.path} lacks weights of its architecture {header.architecture!r}: "
-            f"{sorted(report['missing_keys'])[:5]} {sorted(report['mismatched_keys'])[:5]}.",
+            f"{header.path} lacks {len(lacking)} weights of its architecture {header.architecture!r}: "
+            f"{', '.join(lacking[:3])}, ...",
             hint="It may be an adapter, or newer than this transformers.",
         )
     _warn_of_loss(header)

@@ -135,12 +135,13 @@ def check_magic(path: Path) -> None:
     """Raises ``ModelLoadError`` unless the file starts as a GGUF file this module reads."""
     if not path.is_file():
         raise ModelLoadError(f"{path} is not a file.", hint="Give the path of a .gguf file.")
-    with path.open("rb") as file:
-        magic, version = file.read(4), file.read(4)
+    try:
+        with path.open("rb") as file:
+            magic, version = file.read(4), file.read(4)
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}.", hint="Check its permissions.") from error
     if magic != _MAGIC:
-        raise ModelLoadError(
-            f"{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}.", hint=_AGAIN
-        )
+        raise ModelLoadError(f"{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}.", hint=_AGAIN)
     if len(version) < 4:
         raise ModelLoadError(f"{path} ends after {len(magic + version)} bytes.", hint=_AGAIN)
     number = int.from_bytes(version, "little")
@@ -163,9 +164,7 @@ def read_header(path: Path) -> GGUFHeader:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             header = _parse(path, data)
     except (struct.error, UnicodeDecodeError, RecursionError) as error:
-        raise ModelLoadError(
-            f"The header of {path} is truncated or damaged ({error}).", hint=_AGAIN
-        ) from error
+        raise ModelLoadError(f"The header of {path} is truncated or damaged ({error}).", hint=_AGAIN) from error
     if not header.architecture:
         raise ModelLoadError(f"{path} does not name its architecture.", hint="It may hold no language model.")
     if header.metadata.get("split.count", 1) > 1:
@@ -245,9 +244,7 @@ def write_copy(header: GGUFHeader, target: Path, *, vocabulary: bool, tensors: b
         tensors: Keep the tensors.
     """
     kept = [
-        field
-        for field in header.fields
-        if vocabulary or not (field.is_array and field.key.startswith("tokenizer."))
+        field for field in header.fields if vocabulary or not (field.is_array and field.key.startswith("tokenizer."))
     ]
     count = len(header.tensors) if tensors else 0
     with header.path.open("rb") as source, target.open("wb") as out:

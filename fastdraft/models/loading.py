@@ -55,7 +55,9 @@ def pick_device(device: str) -> torch.device:
         picked = torch.device(device)
         torch.empty(0, device=picked)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device is {device!r}, which is not usable here: {error}", hint="Try 'auto' or 'cpu'.") from error
+        raise ConfigError(
+            f"device is {device!r}, which is not usable here: {error}", hint="Try 'auto' or 'cpu'."
+        ) from error
     return picked
 
 
@@ -122,11 +124,13 @@ def quiet(progress: bool) -> Iterator[None]:
 def load_config(spec: Model, *, progress: bool = False) -> PretrainedConfig:
     """The config alone, from files or from a loaded model."""
     if spec.loaded:
-        return spec.id.config
+        borrowed: PretrainedConfig = spec.id.config
+        return borrowed
     with _plain_errors(spec.label, "The config"), quiet(progress):
-        return transformers.AutoConfig.from_pretrained(
+        config: PretrainedConfig = transformers.AutoConfig.from_pretrained(
             _resolve(spec, progress), revision=spec.revision, trust_remote_code=spec.trust_remote_code
         )
+    return config
 
 
 def load_model(spec: Model, *, device: str, dtype: str, progress: bool = False) -> Loaded:
@@ -177,7 +181,9 @@ def _borrow(spec: Model) -> Loaded:
                 hint=f"Convert it before, or leave {option} out.",
             )
     if model.training:
-        raise ConfigError("the loaded model is in training mode, where dropout is random.", hint="Call model.eval() first.")
+        raise ConfigError(
+            "the loaded model is in training mode, where dropout is random.", hint="Call model.eval() first."
+        )
     return _describe(model, spec.label, getattr(model, "name_or_path", "") or "")
 
 
@@ -201,15 +207,20 @@ def load_tokenizer(given: Any, loaded: Loaded, spec: Model) -> PreTrainedTokeniz
     """
     if given is not None and not isinstance(given, str | os.PathLike):
         if not callable(getattr(given, "decode", None)):
-            raise ConfigError(f"tokenizer is a {type(given).__name__}, expected a transformers tokenizer, an id or a folder.")
+            raise ConfigError(
+                f"tokenizer is a {type(given).__name__}, expected a transformers tokenizer, an id or a folder."
+            )
         return given  # type: ignore[no-any-return]
     source = os.fspath(given) if given is not None else loaded.source
     if not source:
         raise ConfigError(
-            f"the tokenizer of the loaded {loaded.label} is not known.", hint="Pass tokenizer= beside the model."
+            f"the tokenizer of the loaded {loaded.label} is not known.",
+            hint="Pass tokenizer= beside the model.",
         )
     with _plain_errors(source, "The tokenizer"), quiet(progress=False):
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
-            source, revision=spec.revision if given is None else None, trust_remote_code=spec.trust_remote_code
+            source,
+            revision=spec.revision if given is None else None,
+            trust_remote_code=spec.trust_remote_code,
         )
     return tokenizer

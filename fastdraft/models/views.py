@@ -31,7 +31,8 @@ def view(model: PreTrainedModel, attention: str) -> PreTrainedModel:
         if id(config) not in configs:
             configs[id(config)] = mine = copy.deepcopy(config)
             mine._attn_implementation = attention
-        return configs[id(config)]
+        found: PretrainedConfig = configs[id(config)]
+        return found
 
     def own_module(module: nn.Module) -> nn.Module:
         if id(module) in modules:

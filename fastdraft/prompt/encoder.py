@@ -43,9 +43,9 @@ class PromptEncoder:
     ) -> tuple[int, ...]:
         """Returns the ids of a prompt.
 
-        A string is taken as it is, with the special tokens the tokenizer adds by itself; control tokens written
-        in it are control tokens. Messages are rendered by the chat template; a control token written in a
-        message, a tool or another option is encoded as ordinary text. Ids are checked and passed on.
+        A string is taken as it is, with the special tokens the tokenizer adds by itself; control tokens in it
+        are control tokens. Messages are rendered by the chat template; a control token written in a message,
+        a tool or another option is encoded as ordinary text. Ids are checked and passed on.
 
         Args:
             prompt: A string, a list of messages, or a list (or 1-D array) of ids.
@@ -77,8 +77,7 @@ class PromptEncoder:
         if (token := max(ids)) >= self._vocabulary:
             piece = self._tokenizer.convert_ids_to_tokens([token])[0]
             raise ConfigError(
-                f"the prompt holds {piece!r}, token id {token}, but the model knows only ids below "
-                f"{self._vocabulary}.",
+                f"the prompt holds {piece!r}, token id {token}, but the model knows only ids below {self._vocabulary}.",
                 hint="Use the model's own tokenizer, or leave that text out.",
             )
         return tuple(ids)
@@ -93,8 +92,8 @@ class PromptEncoder:
     def _chat(self, messages: list[Message], options: dict[str, Any]) -> list[int]:
         if not (options.get("chat_template") or getattr(self._tokenizer, "chat_template", None)):
             raise ConfigError(
-                "this model's tokenizer has no chat template (tokenizer.chat_template is not set), so messages "
-                "cannot be rendered.",
+                "this model's tokenizer has no chat template (tokenizer.chat_template is not set), so "
+                "messages cannot be rendered.",
                 hint="Pass the prompt as a string, Generator(..., tokenizer=) with one that has a template, "
                 "or template_options={'chat_template': ...}.",
             )
@@ -172,7 +171,7 @@ def _texts_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cannot_keep_apart(written: list[str], reason: str) -> ConfigError:
     return ConfigError(
-        f"a message holds the text of control tokens ({', '.join(map(repr, written))}), and {reason}, so that "
-        "it cannot be kept apart from the chat template's own.",
+        f"a message holds the text of control tokens ({', '.join(map(repr, written))}), and {reason}, so "
+        "that it cannot be kept apart from the chat template's own.",
         hint="Remove or change that text.",
     )

@@ -40,9 +40,7 @@ def read_items(prompt: Any) -> Sequence[Any]:
         items = prompt.tolist()
     if isinstance(items, bytes | bytearray) or not isinstance(items, Sequence):
         hint = "Put the message in a list." if isinstance(prompt, Mapping) and "role" in prompt else _KINDS
-        raise ConfigError(
-            f"the prompt is a {type(prompt).__name__}, not a string, messages or ids.", hint=hint
-        )
+        raise ConfigError(f"the prompt is a {type(prompt).__name__}, not a string, messages or ids.", hint=hint)
     if not items:
         raise ConfigError("the prompt is empty: it holds no messages and no token ids.", hint=_KINDS)
     return items

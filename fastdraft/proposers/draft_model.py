@@ -114,7 +114,9 @@ class DraftModelProposer:
         lengths = [len(r.tokens) for r in requests]
         seeds = [r.seed for r in requests]
         u_B = noise.uniform(seeds, lengths, [step] * len(seeds), noise.DRAFT, p_BV.device)
-        chosen_B = torch.where(_flags(r.warp.greedy for r in requests).to(p_BV.device), p_BV.argmax(-1), draw(p_BV, u_B))
+        chosen_B = torch.where(
+            _flags(r.warp.greedy for r in requests).to(p_BV.device), p_BV.argmax(-1), draw(p_BV, u_B)
+        )
         coupled = [i for i, r in enumerate(requests) if r.params.invariant and not r.warp.greedy]
         if coupled:
             picked = choose(p_BV[coupled], [seeds[i] for i in coupled], [lengths[i] + step for i in coupled])

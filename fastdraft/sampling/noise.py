@@ -20,7 +20,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["ACCEPT", "DRAFT", "GUMBEL", "RESIDUAL", "derive_seed", "gumbel", "gumbel_rows", "new_seed", "philox", "uniform"]
+__all__ = [
+    "ACCEPT",
+    "DRAFT",
+    "GUMBEL",
+    "RESIDUAL",
+    "derive_seed",
+    "gumbel",
+    "gumbel_rows",
+    "new_seed",
+    "philox",
+    "uniform",
+]
 
 ACCEPT, RESIDUAL, DRAFT, GUMBEL = range(4)
 

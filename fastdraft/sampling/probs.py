@@ -220,7 +220,12 @@ def _truncate(p_RV: Tensor, logits_RV: Tensor, rows: list[int], warps: Sequence[
             done = [i for i in range(len(rows)) if i not in set(open_R)]
             if not done:
                 return
-            rows, value_RK, id_RK, keep_RK = [rows[i] for i in done], value_RK[done], id_RK[done], keep_RK[done]
+            rows, value_RK, id_RK, keep_RK = (
+                [rows[i] for i in done],
+                value_RK[done],
+                id_RK[done],
+                keep_RK[done],
+            )
     index = torch.tensor(rows, device=p_RV.device)[:, None]
     p_RV[index, id_RK] = torch.softmax(value_RK.masked_fill(~keep_RK, -math.inf), -1)
 

@@ -147,7 +147,9 @@ def verify(p_RV: Tensor, scores_RV: Tensor, trials: Sequence[Trial]) -> Verdict:
 def _choices(p_RV: Tensor, trials: Sequence[Trial], sizes: list[int], first: list[int]) -> Tensor:
     """Invariant choices of the rows of invariant requests; 0 elsewhere."""
     choice_R = torch.zeros(p_RV.shape[0], dtype=torch.int64, device=p_RV.device)
-    rows, seeds, positions = [], [], []
+    rows: list[int] = []
+    seeds: list[int] = []
+    positions: list[int] = []
     for trial, size, start in zip(trials, sizes, first, strict=True):
         if trial.invariant and not trial.greedy:
             rows += range(start, start + size + 1)
@@ -178,7 +180,12 @@ def _drafted(
     tokens = [t.draft.tokens_G for t in trials if len(t.draft)]
     token_D = torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int64, device=device)
     rows = [start + i for start, size in zip(first, sizes, strict=True) for i in range(size)]
-    return q_QV, torch.tensor(q_rows, dtype=torch.int64, device=device), token_D, torch.tensor(rows, device=device)
+    return (
+        q_QV,
+        torch.tensor(q_rows, dtype=torch.int64, device=device),
+        token_D,
+        torch.tensor(rows, device=device),
+    )
 
 
 def _accept(
@@ -240,7 +247,11 @@ def _residual(
     place_B = (start_B + accepted_B).clamp(max=len(token_D) - 1)
     rest_BV = p_BV.clone()
     point_B = rejected_B & (q_row_D[place_B] < 0)
-    rest_BV.scatter_(1, token_D[place_B][:, None], torch.where(point_B, 0.0, rest_BV.gather(1, token_D[place_B][:, None])[:, 0])[:, None])
+    rest_BV.scatter_(
+        1,
+        token_D[place_B][:, None],
+        torch.where(point_B, 0.0, rest_BV.gather(1, token_D[place_B][:, None])[:, 0])[:, None],
+    )
     sampled_B = (rejected_B & (q_row_D[place_B] >= 0)).nonzero()[:, 0]
     if len(sampled_B):
         rest_BV[sampled_B] = (p_BV[sampled_B] - q_QV[q_row_D[place_B[sampled_B]]]).clamp(min=0)
