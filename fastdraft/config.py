@@ -222,9 +222,7 @@ def resolve_params(
     Raises:
         ConfigError: A field that does not exist, or a value that cannot be used.
     """
-    for name in overrides:
-        if name not in SamplingParams.model_fields:
-            raise ConfigError(f"unknown parameter {name!r}.", hint=_nearest(name))
+    check_names(overrides)
     if params is not None and not isinstance(params, SamplingParams):
         raise ConfigError(
             f"params is a {type(params).__name__}, expected SamplingParams.",
@@ -246,6 +244,17 @@ def resolve_params(
         return SamplingParams.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(_first_problem(error)) from error
+
+
+def check_names(overrides: Mapping[str, Any]) -> None:
+    """Refuses keywords that are no field of `SamplingParams`.
+
+    Raises:
+        ConfigError: Names the nearest of ours.
+    """
+    for name in overrides:
+        if name not in SamplingParams.model_fields:
+            raise ConfigError(f"unknown parameter {name!r}.", hint=_nearest(name))
 
 
 def _unset(name: str, value: Any) -> bool:

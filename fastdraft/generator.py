@@ -386,6 +386,7 @@ class Generator:
                     asked.append(self._intake.request(prompt, mine, ask.numbered(index, len(prompts)), sample=sample))
                 except FastDraftError as error:
                     named = type(error)(f"prompt {index} of the batch: {error}")
+                    named.hint = error.hint
                     if not return_exceptions:
                         raise named from error
                     asked.append(named)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fastdraft.config import Prompt, SamplingParams, resolve_params
+from fastdraft.config import Prompt, SamplingParams, check_names, resolve_params
 from fastdraft.errors import ConfigError, InvalidConstraintError, PromptTooLongError
 from fastdraft.prompt import PromptEncoder
 from fastdraft.request import Event, Request, Tally
@@ -35,9 +35,14 @@ class Ask:
 
     @classmethod
     def divide(cls, output_type: Any, options: Mapping[str, Any]) -> Ask:
-        """Divides keywords into those of the call and sampling parameters."""
+        """Divides keywords into those of the call and sampling parameters.
+
+        Raises:
+            ConfigError: A keyword that is neither; names the nearest.
+        """
         own = {name: options[name] for name in _CALL if name in options}
         overrides = {name: value for name, value in options.items() if name not in _CALL}
+        check_names(overrides)
         return cls(output_type=output_type, overrides=overrides, **own)
 
     def numbered(self, index: int, count: int) -> Ask:

@@ -15,7 +15,7 @@ __all__ = ["Draft", "Plan", "Rows", "Verdict"]
 
 
 class Plan(NamedTuple):
-    """At most ``gamma`` tokens from ``source``; control lists a request's plans by preference, none is plain decoding."""
+    """At most ``gamma`` tokens from ``source``; control lists them by preference, none is plain decoding."""
 
     source: str
     gamma: int

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import json
 import re
 import threading
+import time
 import weakref
 import zlib
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation
-from pydantic_core import PydanticSerializationError, to_json
 
-from fastdraft.config import Prompt, SamplingParams, resolve_params
+from fastdraft.config import CallOptions, Prompt, SamplingParams, resolve_params
 from fastdraft.errors import (
     ConfigError,
     FastDraftError,
@@ -29,13 +27,22 @@ from fastdraft.errors import (
     InvalidConstraintError,
     OutputValidationError,
 )
+from fastdraft.prompt.messages import check_ids, read_items, read_messages, refuse_surrogates
 from fastdraft.results import TARGET, Chunk, Completion, FinishReason, Metrics, Stats, TokenLogprob
+from fastdraft.streams import AsyncStream, Stream
+from fastdraft.text import StopMatcher
 from fastdraft.trace import Trace, TracedRound
 
-__all__ = ["AsyncScriptedStream", "ScriptedCall", "ScriptedGenerator", "ScriptedStream"]
+if TYPE_CHECKING:  # passes for a Generator with type checkers, so that it fits where one is asked for
+    from fastdraft.generator import Generator as _Surface
+    from fastdraft.worker import Status
+else:
+    _Surface = object
 
-T_co = TypeVar("T_co", covariant=True)
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["ScriptedCall", "ScriptedGenerator"]
+
+S = TypeVar("S")
+_OWN = CallOptions.__annotations__.keys() - SamplingParams.model_fields.keys()  # what is not a parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +59,34 @@ class ScriptedCall:
     trace: bool = False
 
 
-class _Reply(Generic[T_co]):
-    """One answer under way, known whole beforehand; the two streams differ only in how they wait for it."""
+class _Script:
+    """One answer, known whole beforehand: it stands where a stream has its request and its queue of events."""
 
     def __init__(self, call: ScriptedCall, text: str, chunk_size: int | None, delay: float) -> None:
+        self.id, self.cancelled = call.request_id or "", False
         self._call = call
-        steps, self._stop_reason = _steps(text, call, chunk_size, delay)
-        self._steps = deque(steps)  # still to be read: a pause, and the chunk after it
+        self._steps, self._stop_reason = _cut(text, call, chunk_size, delay)
         self._read: list[Chunk] = []
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
 
-    def close(self) -> None:
-        """Cancels what has not been read; from any thread, any number of times."""
-        with self._lock:
-            self._steps.clear()
-        self._closed.set()
+    def get(self) -> Any:
+        time.sleep(self._pause())
+        return self._event()
+
+    @property
+    def running(self) -> bool:
+        return not (self.cancelled or (self._read and self._read[-1].finish_reason))
 
     def _pause(self) -> float:
-        with self._lock:
-            return self._steps[0][0] if self._steps else 0.0
+        return self._steps[len(self._read)][0] if self.running else 0.0
 
-    def _take(self) -> Chunk | None:
-        with self._lock:
-            if self._steps:
-                self._read.append(self._steps.popleft()[1])
-                return self._read[-1]
-        self._finish()  # a stream's end raises what the whole of it raises
-        return None
+    def _event(self) -> Chunk | Completion[Any] | BaseException:
+        if self._read and self._read[-1].finish_reason:
+            return self._outcome(self._read[-1].finish_reason)
+        self._read.append(Chunk(finish_reason="cancelled") if self.cancelled else self._steps[len(self._read)][1])
+        return self._read[-1]
 
-    def _finish(self) -> Completion[Any]:
+    def _outcome(self, reason: FinishReason) -> Completion[Any] | OutputValidationError:
         call, chunks = self._call, self._read
-        reason: FinishReason = (chunks[-1].finish_reason if chunks else None) or "cancelled"
         tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
         rounds = [TracedRound((), (), 0, c.token_ids, c.origins, 0.0, 0.0) for c in chunks if c.token_ids]
         completion = Completion(
@@ -99,7 +102,7 @@ class _Reply(Generic[T_co]):
             lossless=True,
             params=call.params,
             model="scripted",
-            request_id=call.request_id or "",
+            request_id=self.id,
             trace=Trace(tuple(rounds)) if call.trace else None,
         )
         if reason == "cancelled":
@@ -108,101 +111,29 @@ class _Reply(Generic[T_co]):
             return replace(completion, parsed=_parser(call.output_type)(completion.text))
         except ValueError as error:
             message = f"the reply ended with {reason!r} and is no valid value of the output type: {error}"
-            raise OutputValidationError(message, completion=completion) from error
+            refusal = OutputValidationError(message, completion=completion)
+            refusal.__cause__ = error
+            return refusal
 
 
-class ScriptedStream(_Reply[T_co]):
-    """What `ScriptedGenerator.stream` returns: chunks one by one, then the whole."""
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Chunk:
-        self._closed.wait(self._pause())  # a sleep that close() ends
-        if (chunk := self._take()) is None:
-            raise StopIteration
-        return chunk
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def result(self) -> Completion[T_co]:
-        """Reads what is left and returns the whole; `OutputValidationError` where it is not valid."""
-        for _ in self:
-            pass
-        return self._finish()
-
-    @property
-    def completion(self) -> Completion[T_co]:
-        """The same as `result()`."""
-        return self.result()
-
-
-class AsyncScriptedStream(_Reply[T_co]):
-    """What `ScriptedGenerator.astream` returns: a `ScriptedStream` for ``async for`` and ``async with``."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Chunk:
+class _AsyncScript(_Script):
+    async def get(self) -> Any:
         await asyncio.sleep(self._pause())
-        if (chunk := self._take()) is None:
-            raise StopAsyncIteration
-        return chunk
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
-
-    async def aclose(self) -> None:
-        """`close()`, to be awaited."""
-        self.close()
-
-    async def result(self) -> Completion[T_co]:
-        """Reads what is left and returns the whole; `OutputValidationError` where it is not valid."""
-        async for _ in self:
-            pass
-        return self._finish()
-
-    @property
-    def completion(self) -> Completion[T_co]:
-        """The whole of a stream that has ended; before that a `RuntimeError`."""
-        if self._steps:
-            raise RuntimeError("the stream has not ended; use `await stream.result()`")
-        return self._finish()
+        return self._event()
 
 
-R = TypeVar("R", bound=_Reply[Any])
-
-
-def _spelled_out(verb: F) -> F:
-    """Shows ``inspect`` and editors the keywords that a verb passes on, as `Generator` spells them."""
-    shown = inspect.signature(verb)
-    *own, rest = shown.parameters.values()
-    options = list(inspect.signature(ScriptedCall).parameters.values())[2:]
-    passed_on = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
-    overrides = rest.replace(name="overrides", annotation="Unpack[SamplingOverrides]")
-    verb.__signature__ = shown.replace(parameters=[*own, *passed_on, overrides])  # type: ignore[attr-defined]
-    return verb
-
-
-class ScriptedGenerator:
-    """Answers as `Generator` does, from a script; ``calls`` lists what was asked, one entry a completion.
+class ScriptedGenerator(_Surface):
+    """Answers as `Generator` does, from a script; ``calls`` lists what was asked, one entry an answer.
 
     Prompts, parameters and output types are checked, and errors come, as from a `Generator`; a call that fails
-    a check is not in ``calls``. A token is a word with the space before it; its id is made up but always the
-    same. ``max_tokens``, ``min_tokens``, ``stop``, ``logprobs`` (all 0.0) and ``timeout`` act, the rest is only
+    a check is not in ``calls``. A token is a word with the space before it; its id is made up, but always the
+    same. ``max_tokens``, ``min_tokens``, ``stop``, ``logprobs`` (all 0.0) and ``timeout`` act, the rest is
     recorded. Time is counted in delays, so that a timeout always falls on the same chunk.
 
     Args:
         replies: One reply for every call; a sequence, served in order to the calls that ``errors`` spares; a
-            mapping from the prompt's text (the last message's content; a tuple of token ids); or a function of
-            the prompt. A reply is text, an exception to raise, or a value that pydantic can write as JSON.
+            mapping from the prompt's text (the last message's content; a tuple of token ids); or a function
+            of the prompt. A reply is text, an exception to raise, or a value that pydantic writes as JSON.
         chunk_size: Characters a chunk; None is a token a chunk.
         delay: Seconds before each chunk.
         errors: Exceptions to raise, by index in ``calls``.
@@ -226,29 +157,54 @@ class ScriptedGenerator:
         self._turn = 0  # calls that took a reply
         self._closed = False
         self._lock = threading.Lock()
-        self._streams: weakref.WeakSet[_Reply[Any]] = weakref.WeakSet()
+        self._scripts: weakref.WeakSet[_Script] = weakref.WeakSet()
 
-    @_spelled_out
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> Completion[Any]:
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion[Any]:
         """Serves a reply whole."""
-        return self._start(ScriptedStream[Any], self._ask(prompt, params, call)).result()
+        with self.stream(prompt, params, output_type=output_type, **options) as stream:
+            return stream.completion
 
-    @_spelled_out
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> ScriptedStream[Any]:
-        """Serves a reply in chunks; a scripted error comes here, before the first."""
-        return self._start(ScriptedStream[Any], self._ask(prompt, params, call))
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Any]:
+        """Serves a reply in chunks; scripted errors come here, before the first."""
+        return self._serve(self._check(prompt, params, output_type, options), Stream[Any], _Script)
 
-    @_spelled_out
-    async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> Completion[Any]:
-        """`generate`, to be awaited."""
-        return await self.astream(prompt, params, **call).result()
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> Completion[Any]:
+        """`generate` for an event loop."""
+        async with self.astream(prompt, params, output_type=output_type, **options) as stream:
+            return await stream.result()
 
-    @_spelled_out
-    def astream(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> AsyncScriptedStream[Any]:
-        """`stream` for ``async for``."""
-        return self._start(AsyncScriptedStream[Any], self._ask(prompt, params, call))
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> AsyncStream[Any]:
+        """`stream` for an event loop."""
+        return self._serve(self._check(prompt, params, output_type, options), AsyncStream[Any], _AsyncScript)
 
-    @_spelled_out
     def batch(
         self,
         prompts: Sequence[Prompt],
@@ -257,20 +213,21 @@ class ScriptedGenerator:
         n: int = 1,
         return_exceptions: bool = False,
         progress: bool = False,
-        **call: Any,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
     ) -> list[Any]:
         """Serves ``n`` replies a prompt, one after the other; all prompts are checked before."""
         results: list[Any] = []
-        for asked in self._ask_all(prompts, params, n, call):
+        for call in self._check_all(prompts, params, n, return_exceptions, output_type, options):
             try:
-                results.append(self._start(ScriptedStream[Any], asked).result())
+                with self._serve(call, Stream[Any], _Script) as stream:
+                    results.append(stream.completion)
             except FastDraftError as error:
                 if not return_exceptions:
                     raise
                 results.append(error)
         return results
 
-    @_spelled_out
     async def abatch(
         self,
         prompts: Sequence[Prompt],
@@ -279,114 +236,118 @@ class ScriptedGenerator:
         n: int = 1,
         return_exceptions: bool = False,
         progress: bool = False,
-        **call: Any,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
     ) -> list[Any]:
-        """`batch` with all replies at once."""
-
-        async def serve(asked: ScriptedCall) -> Completion[Any]:
-            return await self._start(AsyncScriptedStream[Any], asked).result()
-
-        calls = self._ask_all(prompts, params, n, call)
-        results = await asyncio.gather(*map(serve, calls), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not (return_exceptions and isinstance(result, FastDraftError)):
-                raise result
+        """`batch` for an event loop."""
+        results: list[Any] = []
+        for call in self._check_all(prompts, params, n, return_exceptions, output_type, options):
+            try:
+                async with self._serve(call, AsyncStream[Any], _AsyncScript) as stream:
+                    results.append(await stream.result())
+            except FastDraftError as error:
+                if not return_exceptions:
+                    raise
+                results.append(error)
         return results
 
     @property
-    def status(self) -> Literal["loading", "ready", "draining", "failed", "closed"]:
-        """``"ready"``, then ``"closed"``."""
-        return "closed" if self._closed else "ready"
+    def status(self) -> Status:
+        """``ready``, ``draining`` after `close`."""
+        return "draining" if self._closed else "ready"
 
     def metrics(self) -> Metrics:
-        """How many streams are being read; no blocks, and every prompt's tokens."""
+        """Streams that have not ended, and the prompts' tokens; there are no blocks."""
         with self._lock:
-            running = sum(bool(stream._steps) for stream in self._streams)
+            self._refuse_closed()
+            running = sum(script.running for script in self._scripts)
             return Metrics(running, 0, 0, 0, 0, 0, 0, sum(_read_prompt(call.prompt)[1] for call in self.calls))
 
     def close(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
-        """Refuses further calls; open streams can be read to their end, or are cancelled without ``drain``."""
+        """Refuses further calls. Open streams can be read to their end; without ``drain`` they are cancelled."""
         with self._lock:
             self._closed = True
-            streams = list(self._streams)
-        for stream in streams if not drain else ():
-            stream.close()
+            for script in self._scripts if not drain else ():
+                script.cancelled = True
 
     async def aclose(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
-        """`close()`, to be awaited."""
+        """`close` for an event loop."""
         self.close(drain=drain)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.close(drain=error is None)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
+        self.close(drain=error is None)
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise GeneratorClosedError("the generator is closed.", hint="Make a new one.")
+            raise GeneratorClosedError("the generator is closed.", hint="Build a new one.")
 
-    def _ask(self, prompt: Any, params: Any, call: Mapping[str, Any]) -> ScriptedCall:
-        """Checks a call."""
+    def _check(self, prompt: Any, params: Any, output_type: Any, options: Mapping[str, Any]) -> ScriptedCall:
         self._refuse_closed()
-        _read_prompt(prompt)
-        options = {name: call[name] for name in ScriptedCall.__slots__[2:] if name in call}
-        overrides = {name: value for name, value in call.items() if name not in options}
+        own = {name: value for name, value in options.items() if name in _OWN}
+        overrides = {name: value for name, value in options.items() if name not in _OWN}
         resolved = resolve_params(params, overrides, defaults=SamplingParams(), model={})
-        asked = ScriptedCall(copy.deepcopy(prompt), resolved, **options)  # a chat's history grows after the call
-        if asked.timeout is not None and not asked.timeout >= 0:
-            raise ConfigError(f"timeout is {asked.timeout}, expected seconds >= 0, or None.")
-        _parser(asked.output_type)
-        return asked
+        _read_prompt(prompt)
+        _parser(output_type)
+        call = ScriptedCall(copy.deepcopy(prompt), resolved, output_type, **own)  # a chat's history grows later
+        if call.timeout is not None and not call.timeout > 0:
+            raise ConfigError(f"timeout is {call.timeout!r}, expected seconds > 0 or None.")
+        return call
 
-    def _ask_all(self, prompts: Any, params: Any, n: int, call: Mapping[str, Any]) -> list[ScriptedCall]:
-        """Checks a batch before any of it runs; an error names its prompt."""
+    def _check_all(
+        self, prompts: Any, params: Any, n: int, keep: bool, output_type: Any, options: Mapping[str, Any]
+    ) -> list[ScriptedCall | FastDraftError]:
+        """A call, or its error where errors are returned, for each answer to each prompt."""
         self._refuse_closed()
-        if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
-            raise ConfigError(f"prompts is a {type(prompts).__name__}, expected a sequence of prompts.")
-        if not isinstance(n, int) or n < 1:
-            raise ConfigError(f"n is {n!r}, expected an integer >= 1.")
-        request_id = call.get("request_id")
-        each = {"params": params, "output_type": call.get("output_type")}
-        for name, value in each.items():
-            if not isinstance(value, list | tuple):
-                each[name] = [value] * len(prompts)
-            elif len(value) != len(prompts):
-                raise ConfigError(f"{len(value)} {name} for {len(prompts)} prompts, expected one, or one a prompt.")
-        calls: list[ScriptedCall] = []
-        for i, (prompt, own, kind) in enumerate(zip(prompts, *each.values(), strict=True)):
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
+            raise ConfigError(f"prompts is a {type(prompts).__name__}, expected a list of prompts.")
+        if n < 1:
+            raise ConfigError(f"n is {n}, expected at least 1.")
+        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ConfigError(f"{len(each)} params for {len(prompts)} prompts; pass one for all, or one a prompt.")
+        calls: list[ScriptedCall | FastDraftError] = []
+        for index, (prompt, mine) in enumerate(zip(prompts, each, strict=True)):
             try:
-                asked = self._ask(prompt, own, {**call, "output_type": kind})
+                call = self._check(prompt, mine, output_type, options)
             except FastDraftError as error:
-                error.args = (f"prompts[{i}]: {error}",)
-                raise
-            calls += [replace(asked, request_id=request_id and f"{request_id}-{i * n + k}") for k in range(n)]
+                named = type(error)(f"prompt {index} of the batch: {error}")
+                if not keep:
+                    raise named from error
+                calls += [named] * n
+            else:
+                name = f"{call.request_id}-{index}" if call.request_id and len(prompts) > 1 else call.request_id
+                calls += [replace(call, request_id=name and name + (f"-{k}" if k else "")) for k in range(n)]
         return calls
 
-    def _start(self, kind: type[R], asked: ScriptedCall) -> R:
-        """Records a call and takes its reply."""
+    def _serve(self, call: ScriptedCall | FastDraftError, stream: Callable[..., S], kind: type[_Script]) -> S:
+        """Takes the reply to a call, or raises what there is to raise."""
+        if isinstance(call, FastDraftError):
+            raise call
         with self._lock:
             self._refuse_closed()
             index, turn = len(self.calls), self._turn
-            self.calls.append(asked)
-            self._turn += index not in self._errors
-        if index in self._errors:
-            reply = self._errors[index]
-        else:  # outside the lock: a function may take its time
-            reply = _choose(self._replies, asked.prompt, turn)
+            self.calls.append(call)
+            failure = self._errors.get(index)
+            self._turn += failure is None
+        # Not under the lock: a function may take its time.
+        reply = failure or _choose(self._replies, call.prompt, turn)
         if isinstance(reply, BaseException):
             raise reply.with_traceback(None)
-        named = replace(asked, request_id=asked.request_id or f"scripted-{index}")
-        stream = kind(named, _as_text(reply), self._chunk_size, self._delay)
+        text = reply if isinstance(reply, str) else TypeAdapter(Any).dump_json(reply).decode()
+        call = replace(call, request_id=call.request_id or f"scripted-{index}")
+        script = kind(call, text, self._chunk_size, self._delay)
         with self._lock:
-            self._streams.add(stream)
-        return stream
+            self._scripts.add(script)
+        return stream(script, self, script)
 
 
 def _choose(replies: Any, prompt: Prompt, turn: int) -> Any:
@@ -395,20 +356,12 @@ def _choose(replies: Any, prompt: Prompt, turn: int) -> Any:
         try:
             return replies[key]
         except KeyError:
-            raise ConfigError(f"no reply for the prompt {key!r}, expected one of {list(replies)}.") from None
+            raise ConfigError(f"no reply for {key!r}, expected one of {list(replies)}.") from None
     if isinstance(replies, Sequence) and not isinstance(replies, str):
         if turn >= len(replies):
             raise ConfigError(f"no reply left: {len(replies)} were served.", hint="Script more replies.")
         return replies[turn]
     return replies(prompt) if callable(replies) else replies
-
-
-def _as_text(reply: Any) -> str:
-    try:
-        return reply if isinstance(reply, str) else to_json(reply).decode()
-    except PydanticSerializationError as error:
-        what = type(reply).__name__
-        raise ConfigError(f"a reply is a {what}, expected text, an exception or a JSON value.") from error
 
 
 def _parser(output_type: Any) -> Callable[[str], Any]:
@@ -417,69 +370,62 @@ def _parser(output_type: Any) -> Callable[[str], Any]:
     if isinstance(output_type, Mapping):
         return json.loads
     try:
-        return TypeAdapter(output_type).validate_json
-    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
-        raise InvalidConstraintError(f"output_type {output_type!r} has no JSON form: {error}") from error
+        adapter = TypeAdapter(output_type)
+        adapter.rebuild(raise_errors=True)  # a name that nothing defines is only found now
+    except (PydanticUserError, PydanticUndefinedAnnotation, SyntaxError) as error:
+        raise InvalidConstraintError(f"output_type {output_type!r} cannot be read from JSON: {error}") from error
+    return adapter.validate_json
 
 
 def _read_prompt(prompt: Any) -> tuple[Any, int]:
-    """Checks a prompt; returns what a mapping of replies knows it by, and its tokens."""
-    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise ConfigError(f"the prompt is a {type(prompt).__name__}, expected text, messages or token ids.")
-    if not prompt:
-        raise ConfigError("the prompt is empty, expected text, messages or token ids.")
+    """Checks a prompt; returns what a mapping of replies knows it by, and its number of tokens."""
     if isinstance(prompt, str):
+        refuse_surrogates(prompt, "the prompt")
+        if not prompt:
+            raise ConfigError("the prompt is empty: its text gives no tokens.", hint="Pass some text.")
         return prompt, len(_tokens(prompt))
-    if all(type(item) is int and item >= 0 for item in prompt):
-        return tuple(prompt), len(prompt)
-    for i, item in enumerate(prompt):
-        if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
-            raise ConfigError(f"prompt item {i} is {item!r:.80}, expected messages with a role, or token ids.")
-    texts = [_content(message) for message in prompt]
+    items = read_items(prompt)
+    if not isinstance(items[0], Mapping):
+        return check_ids(items, 2**32), len(items)
+    contents = [message.get("content") or "" for message in read_messages(items, fold=False)]
+    texts = ["".join(p if isinstance(p, str) else str(p.get("text", "")) for p in parts) for parts in contents]
     return texts[-1], sum(len(_tokens(text)) for text in texts)
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _tokens(text: str) -> list[str]:
     return re.findall(r"\s*\S+|\s+\Z", text)  # joined they are the text
 
 
-def _steps(
+def _cut(
     text: str, call: ScriptedCall, chunk_size: int | None, delay: float
 ) -> tuple[list[tuple[float, Chunk]], str | None]:
-    """Ends a reply where it must, then cuts it into chunks and the pauses before them; and the stop string."""
-    params, tokens = call.params, _tokens(text)
+    """Ends a reply where it must and cuts it into chunks, each after a pause; with the stop string met."""
+    params, tokens, matcher = call.params, _tokens(text), StopMatcher(call.params.stop)
     ends = list(accumulate(map(len, tokens)))
-    reason: FinishReason = "stop"
     shown, stop = len(text), None
+    reason: FinishReason = "stop"
     for count, (start, end) in enumerate(pairwise([0, *ends]), 1):
-        found = [(at, s) for s in params.stop if (at := text.find(s, max(0, start - len(s) + 1), end)) >= 0]
-        if found and count >= params.min_tokens:
-            shown, stop = min(found)
-        elif count == params.max_tokens < len(ends):
+        if found := matcher.feed(text[start:end], match=count >= params.min_tokens):
+            stop = found[1]
+            shown = start + found[0] - len(stop)
+        elif count == params.max_tokens < len(tokens):
             shown, reason = end, "length"
         else:
             continue
         del tokens[count:], ends[count:]
         break
-    bounds = [
-        *(range(chunk_size, shown, chunk_size) if chunk_size else (e for e in ends if e < shown)),
-        shown,
-    ]
+    bounds = range(chunk_size, shown, chunk_size) if chunk_size else [end for end in ends if end < shown]
     steps: list[tuple[float, Chunk]] = []
-    for i, (start, end) in enumerate(pairwise([0, *bounds])):
+    for i, (start, end) in enumerate(pairwise([0, *bounds, shown])):
         if call.timeout is not None and (i + 1) * delay >= call.timeout:
-            return [*steps, (max(0.0, call.timeout - i * delay), Chunk(finish_reason="timeout"))], None
-        first, last = bisect_right(ends, start), len(ends) if end == shown else bisect_right(ends, end)
-        ids = tuple(zlib.crc32(token.encode("utf-8", "surrogatepass")) for token in tokens[first:last])
-        logprobs = None
-        if params.logprobs is not None:
-            named = list(zip(ids, tokens[first:last], [0.0] * len(ids), strict=True))
-            logprobs = tuple(TokenLogprob(*one, top=(one,) if params.logprobs else ()) for one in named)
-        end_reason = reason if end == shown else None
-        steps.append((delay, Chunk(text[start:end], ids, (TARGET,) * len(ids), logprobs, end_reason)))
+            steps.append((max(0.0, call.timeout - i * delay), Chunk(finish_reason="timeout")))
+            break
+        last = end == shown
+        mine = tokens[bisect_right(ends, start) : len(ends) if last else bisect_right(ends, end)]
+        ids = tuple(zlib.crc32(token.encode("utf-8", "surrogatepass")) for token in mine)
+        named = [(id_, token, 0.0) for id_, token in zip(ids, mine, strict=True)]
+        top = [TokenLogprob(*one, top=(one,) if params.logprobs else ()) for one in named]
+        logprobs = None if params.logprobs is None else tuple(top)
+        chunk = Chunk(text[start:end], ids, (TARGET,) * len(ids), logprobs, reason if last else None)
+        steps.append((delay, chunk))
     return steps, stop

@@ -10,10 +10,10 @@ from typing import Protocol
 __all__ = ["Detokenizer", "StopMatcher", "TextStream", "Vocabulary"]
 
 REPLACEMENT = "\ufffd"
-# A window of tokens is decoded again for each new one: enough for the longest character (4 bytes, so 4 tokens)
-# and a word to its left, which tells SentencePiece decoders that a leading space is a real one.
-_KEEP = 8
-_WINDOW = 16
+# A window of tokens is decoded again for each new one: enough for the longest character (4 bytes, 4 tokens) and
+# a word to its left, which tells SentencePiece decoders that a leading space is a real one.
+_KEEP = 6
+_WINDOW = 10
 # How a byte-level vocabulary spells the three bytes of U+FFFD itself.
 _LITERAL_REPLACEMENT = ("\u00ef\u00bf\u00bd", REPLACEMENT)
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -33,8 +33,8 @@ class Detokenizer:
     """Decodes a growing list of tokens after a prompt, and gives out each character once it is complete.
 
     Byte-level vocabularies split characters over tokens: the decoded text then ends with one U+FFFD until the
-    character is complete, so that one is held back. Byte-fallback vocabularies (``<0xE6>``) turn a whole run of
-    bytes into U+FFFD when one is missing or wrong, so their bytes are decoded here.
+    character is complete, so that one is held back. Byte-fallback vocabularies (``<0xE6>``) turn a whole run
+    of bytes into U+FFFD when one is missing or wrong, so their bytes are decoded here.
 
     Args:
         vocabulary: The tokenizer.
@@ -48,7 +48,7 @@ class Detokenizer:
         self._window: list[int] = []
         self._decoded: str | None = ""  # the window's text, None when not known
         self._done = 0  # how much of it was given out
-        self._skip_broken = False  # the prompt ends in mid-character: what stays broken is not our text
+        self._skip_broken = False  # the prompt ends in U+FFFD: if it stays so, it is not our text
         self._start([int(token) for token in prompt_ids[-_WINDOW:]])
 
     def push(self, token: int) -> str:
@@ -71,7 +71,7 @@ class Detokenizer:
         return self._own(new)
 
     def finish(self) -> str:
-        """What is left when nothing more comes. An incomplete character is dropped."""
+        """What is left when nothing more comes. An incomplete or broken character is dropped."""
         if self._decoded is None or not self._ends_literally():
             return ""
         new = self._decoded[self._done :]
@@ -92,7 +92,7 @@ class Detokenizer:
             return
         self._decoded = self._decode(self._window)
         self._done = len(self._decoded)
-        if self._decoded.endswith(REPLACEMENT) and not self._ends_literally():
+        if self._decoded.endswith(REPLACEMENT):  # half a character, or one that was really written
             self._done -= 1
             self._skip_broken = True
 

@@ -69,7 +69,14 @@ def config(architecture: str, *, vocabulary: int = VOCABULARY, context: int = 25
         "tie_word_embeddings": False,
     }
     if architecture == "gpt2":
-        names = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": context, "vocab_size": vocabulary}
+        names = {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": context,
+            "vocab_size": vocabulary,
+            "tie_word_embeddings": False,
+        }
         names |= {"bos_token_id": None, "eos_token_id": None}
     if architecture in ("gpt_neox", "phi", "opt", "starcoder2", "olmo2", "granite"):
         names.pop("head_dim")

@@ -42,6 +42,13 @@ _DOCUMENT_ENDS = frozenset(("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>")
 _TURN_ENDS = frozenset(("<end_of_turn>", "<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>"))
 # llama.cpp's names of the pre-tokenizers that split digits one by one; transformers takes them for GPT-2's.
 _DIGIT_SPLITTERS = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"))
+_DIGITS_THEN_BYTES = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Digits", "individual_digits": True},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    ],
+}
 
 # transformers keeps its verbosity and progress bars for the whole process; conversions take turns at them.
 _turn = threading.Lock()
@@ -215,11 +222,13 @@ def _write_model(header: GGUFHeader, source: Path, folder: Path) -> None:
         write_copy(header, file, vocabulary=True, tensors=True)
         config = AutoConfig.from_pretrained(source, gguf_file=file.name)
     loader: Any = AutoModelForCausalLM
+    state = torch.get_rng_state()
     model, report = loader.from_pretrained(
         source, gguf_file=file.name, config=config, dtype=torch.bfloat16, output_loading_info=True
     )
     lacking = sorted(report["missing_keys"])
-    if lacking:  # transformers has filled them with random numbers
+    if lacking:  # transformers has drawn random numbers for them
+        torch.set_rng_state(state)
         raise ModelLoadError(
             f"{header.path} lacks {len(lacking)} weights of its architecture {header.architecture!r}: "
             f"{', '.join(lacking[:3])}, ...",
@@ -257,30 +266,26 @@ def _end_ids(header: GGUFHeader) -> list[int]:
 
 
 def _write_tokenizer(header: GGUFHeader, source: Path, folder: Path) -> None:
-    from tokenizers import pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     # Alone in a folder: beside a tokenizer.json the file would not be asked.
     file = source / "tokenizer.gguf"
     write_copy(header, file, vocabulary=True, tensors=False)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(source, gguf_file=file.name)
+    PreTrainedTokenizerFast.from_pretrained(source, gguf_file=file.name).save_pretrained(folder)
+    result = folder / "tokenizer.json"
+    content = json.loads(result.read_text(encoding="utf-8"))
     if header.metadata.get("tokenizer.ggml.pre") in _DIGIT_SPLITTERS:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    tokenizer.save_pretrained(folder)
-    _drop_padding(folder / "tokenizer.json", header)
+        content["pre_tokenizer"] = _DIGITS_THEN_BYTES
+    if isinstance(content["model"]["vocab"], dict):
+        content["model"]["vocab"] = _without_padding(content["model"]["vocab"], header)
+    result.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
-def _drop_padding(file: Path, header: GGUFHeader) -> None:
-    """Removes the ``[PAD151665]`` that llama.cpp writes where the embedding has more rows than tokens."""
-    end = len(header.tokens)
+def _without_padding(vocabulary: dict[str, int], header: GGUFHeader) -> dict[str, int]:
+    """Drops the ``[PAD151665]`` that llama.cpp writes where the embedding has more rows than tokens."""
     pairs = list(zip(header.tokens, header.token_types, strict=False))
-    while end and end <= len(pairs) and pairs[end - 1] == (f"[PAD{end - 1}]", _UNUSED):
+    end = len(pairs)
+    while end and pairs[end - 1] == (f"[PAD{end - 1}]", _UNUSED):
         end -= 1
-    content = json.loads(file.read_text(encoding="utf-8"))
-    vocabulary = content["model"]["vocab"]
-    if end == len(header.tokens) or not isinstance(vocabulary, dict):
-        return
-    content["model"]["vocab"] = {token: token_id for token, token_id in vocabulary.items() if token_id < end}
-    file.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")
+    padding = {token for token, _ in pairs[end:]}
+    return {token: number for token, number in vocabulary.items() if token not in padding}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -108,17 +109,19 @@ def _plain_errors(label: str, part: str) -> Iterator[None]:
 @contextmanager
 def quiet(progress: bool) -> Iterator[None]:
     """transformers' own bars and advice, off while it loads, and its switches put back as they were."""
-    log = transformers.utils.logging
-    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    root = logging.getLogger("transformers")
+    level = root.level
+
+    def bar(make: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return make(*args, **(kwargs | {"disable": kwargs.get("disable") or not progress}))
+
+    previous = transformers.utils.logging.set_tqdm_hook(bar)
+    root.setLevel(logging.ERROR)
     try:
-        log.set_verbosity_error()
-        if not progress:
-            log.disable_progress_bar()
         yield
     finally:
-        log.set_verbosity(verbosity)
-        if bars:
-            log.enable_progress_bar()
+        root.setLevel(level)
+        transformers.utils.logging.set_tqdm_hook(previous)
 
 
 def load_config(spec: Model, *, progress: bool = False) -> PretrainedConfig:
@@ -160,7 +163,7 @@ def load_model(spec: Model, *, device: str, dtype: str, progress: bool = False) 
             **spec.kwargs,
         )
         if "device_map" not in spec.kwargs:
-            model.to(target)
+            model.to(target)  # type: ignore[arg-type]  # transformers wraps nn.Module.to without its types
     model.eval()
     return _describe(model, spec.label, source)
 

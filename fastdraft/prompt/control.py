@@ -24,18 +24,21 @@ class ControlTokens:
 
     Args:
         tokenizer: A transformers tokenizer; never changed.
+
+    Attributes:
+        texts: What each of them says, by id.
+        fast: Whether the tokenizer tells where its tokens stand in a text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         added = [(id_, t.content, t.special) for id_, t in tokenizer.added_tokens_decoder.items()]
-        control = [(id_, text) for id_, text, special in added if _is_control(text, special)]
+        self.texts = {id_: text for id_, text, special in added if _is_control(text, special)}
         own_words = {text for _, text, special in added if not special and not text.startswith("<|")}
         self.fast = bool(getattr(tokenizer, "is_fast", False)) and self._backend is not None
-        self.ids = frozenset(id_ for id_, _ in control)
-        self.texts = frozenset(text for _, text in control)
-        self._finder = Finder(self.texts)
-        self._strict_finder = Finder(self.texts - own_words)
+        self._unknown = getattr(tokenizer, "unk_token_id", None)
+        self._finder = Finder(self.texts.values())
+        self._strict_finder = Finder(set(self.texts.values()) - own_words)
 
     @property
     def thread_safe(self) -> bool:
@@ -77,19 +80,25 @@ class ControlTokens:
         position = 0
         result = []
         for item, part in zip(items, parts, strict=True):
-            inside = part and any(start < position < end for start, end in spans)
-            if inside:
-                item = mark + item if isinstance(item, str) else {**item, "text": mark + item["text"]}
+            if part and any(start < position < end for start, end in spans):
+                text = item if isinstance(item, str) else item["text"]
+                text = text.replace(part, mark + part)  # not before its leading spaces: they may be trimmed
+                item = text if isinstance(item, str) else {**item, "text": text}
             result.append(item)
             position += len(part)
         return result
+
+    def is_at(self, token: int, text: str) -> bool:
+        """Whether a token may stand for a text: a control token only for its own, with spaces it takes in."""
+        own = self.texts.get(token)
+        return own is None or text.strip() == own or token == self._unknown
 
     def as_text(self, text: str) -> list[int]:
         """The ids of a control token's text as ordinary text in the middle of a line."""
         newline = self._plain.encode("\n").ids
         ids = self._plain.encode("\n" + text).ids  # after a newline, or SentencePiece puts a space before it
         ids = ids[len(newline) :] if ids[: len(newline)] == newline else self._plain.encode(text).ids
-        if len(text) == 1 or self.ids.isdisjoint(ids):
+        if len(text) == 1 or self.texts.keys().isdisjoint(ids):
             return list(ids)
         return self.as_text(text[:1]) + self.as_text(text[1:])  # the model's own vocabulary spells it in one
 

@@ -151,17 +151,16 @@ class PromptEncoder:
             raise _cannot_keep_apart(written, "this tokenizer is not a fast one")
         encoding = self._tokenize(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = []
-        at = replaced = 0
+        at = 0
         for token, (start, end) in zip(encoding["input_ids"], encoding["offset_mapping"], strict=True):
             while at < len(spans) and spans[at][1] <= start:
                 at += 1
-            if token in control.ids and at < len(spans) and spans[at][0] < end:
+            if not control.is_at(token, text[start:end]):
+                raise _cannot_keep_apart(written, "this tokenizer does not tell where its tokens begin")
+            if token in control.texts and at < len(spans) and spans[at][0] < end:
                 ids += control.as_text(text[start:end])
-                replaced += 1
             else:
                 ids.append(token)
-        if replaced < sum(text[start:end] in control.texts for start, end in spans):
-            raise _cannot_keep_apart(written, "this tokenizer does not tell where its tokens begin")
         return ids
 
 

@@ -40,7 +40,9 @@ def read_items(prompt: Any) -> Sequence[Any]:
         items = prompt.tolist()
     if isinstance(items, bytes | bytearray) or not isinstance(items, Sequence):
         hint = "Put the message in a list." if isinstance(prompt, Mapping) and "role" in prompt else _KINDS
-        raise ConfigError(f"the prompt is a {type(prompt).__name__}, not a string, messages or ids.", hint=hint)
+        raise ConfigError(
+            f"the prompt is of type {type(prompt).__name__}, expected a string, messages or ids.", hint=hint
+        )
     if not items:
         raise ConfigError("the prompt is empty: it holds no messages and no token ids.", hint=_KINDS)
     return items
@@ -153,8 +155,8 @@ def refuse_surrogates(value: Any, where: str) -> None:
     if isinstance(value, str):
         if found := _SURROGATE.search(value):
             raise ConfigError(
-                f"{where} has a lone surrogate (U+{ord(found[0]):04X}) at index {found.start()}, which is not "
-                "a character and cannot be encoded in UTF-8.",
+                f"{where} has a lone surrogate (U+{ord(found[0]):04X}) at index {found.start()}, which is "
+                "not a character and cannot be encoded in UTF-8.",
                 hint="Decode the text with the right codec, or remove it with "
                 "text.encode('utf-8', 'ignore').decode('utf-8').",
             )

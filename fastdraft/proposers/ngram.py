@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the longest recent match of the last tokens (Saxena 2023, transformers' prompt lookup)."""
+"""What followed the longest recent match of the last tokens (Saxena 2023, prompt lookup decoding)."""
 
 from __future__ import annotations
 
