@@ -13,7 +13,8 @@ from fastdraft import DraftModel, Generator, NGram
 from tests import tiny
 from tests.grid import pairwise, whole
 
-ARCHITECTURES = "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 gpt2 gpt_neox opt olmo2 granite starcoder2 smollm3 cohere".split()
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt")
+ARCHITECTURES += ("olmo2", "granite", "starcoder2", "smollm3", "cohere")
 SOURCES = ("none", "draft_model", "ngram", "chain")
 GAMMAS = tuple(range(9))
 BATCHES = ("single", "ragged")

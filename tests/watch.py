@@ -37,7 +37,8 @@ class Forwards:
 
     def _see(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.fed.append(kwargs["input_ids"][0].tolist())
-        self.positions.append(kwargs["position_ids"][0].tolist())
+        if "position_ids" in kwargs:  # the self-check at construction also runs the model's own forward
+            self.positions.append(kwargs["position_ids"][0].tolist())
         self.begin()
 
     def begin(self) -> None:

@@ -132,9 +132,9 @@ class Finder:
         for match in self._first.finditer(text):
             start = match.start()
             if not found or start >= found[-1][1]:
-                length = next((n for n in self._lengths if text[start : start + n] in self._texts), 0)
-                if length:
-                    found.append((start, start + length))
+                here = (text[start : start + length] for length in self._lengths)
+                if longest := next((piece for piece in here if piece in self._texts), ""):
+                    found.append((start, start + len(longest)))
         return found
 
     def mark(self, text: str, marks: tuple[str, str]) -> str:

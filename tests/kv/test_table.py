@@ -59,7 +59,22 @@ def test_release_is_idempotent_and_leaves_an_empty_table():
     table.release()
     table.release()
     assert (table.length, table.blocks, pool.in_use, pool.free) == (0, [], 0, 8)
+    grow(table, 2)
+    table.publish([5, 6])
+    table.release()
+    assert table.adopt([5, 6, 7]) == 2
+    table.release()
     assert table.adopt([1, 2, 3, 4, 5, 6]) == 4
+
+
+def test_a_released_prefix_is_evicted_from_its_end():
+    pool = BlockPool(4, 2)
+    filled(pool, [1, 2, 3, 4, 5, 6, 7, 8]).release()
+    for left in (6, 4, 2, 0):
+        pool.take(1)
+        table = Table(pool)
+        assert table.adopt([1, 2, 3, 4, 5, 6, 7, 8, 9]) == left
+        table.release()
 
 
 def test_adopt_shares_the_longest_published_prefix():
@@ -93,6 +108,17 @@ def test_adopting_a_whole_prompt_leaves_one_token_and_copies_its_block():
     second.release()
     first.release()
     assert Table(pool).adopt([*prompt, 9]) == 8
+
+
+def test_the_block_of_a_wholly_adopted_prompt_gets_its_key_from_what_is_written():
+    pool = BlockPool(8, 2)
+    filled(pool, [1, 2, 3, 4])
+    table = Table(pool)
+    assert table.adopt([1, 2, 3, 4]) == 3
+    grow(table, 3)
+    table.publish([1, 2, 3, 9, 5, 6])
+    assert Table(pool).adopt([1, 2, 3, 9, 5, 6, 0]) == 6
+    assert Table(pool).adopt([1, 2, 3, 4, 5, 6, 0]) == 4
 
 
 def test_blocks_of_one_token_are_adopted_without_the_last():
