@@ -70,6 +70,8 @@ class Engine:
             if work.request.tally.started is None:
                 work.request.tally.started = now
         batch, plans = self.scheduler.reserve(batch, [self._plan(work) for work in batch])
+        if not batch:
+            return
         requests = [work.request for work in batch]
         before = time.perf_counter()
         drafts = self._chain.propose(requests, plans, self._empty)
@@ -170,8 +172,7 @@ class Engine:
         request.table.truncate(len(request.tokens) - 1)
         request.table.publish(request.tokens)
         now = time.perf_counter()
-        request.tally.first_token = request.tally.first_token or now
-        request.tally.last_token = now
+        request.tally.arrive(len(tokens), now)
         found = None
         if request.logprobs is not None:
             found = _describe(request, rows_RV, tokens)

@@ -28,6 +28,7 @@ class Tally:
     arrived: float
     started: float | None = None
     first_token: float | None = None
+    first_count: int = 0
     last_token: float | None = None
     rounds: int = 0
     per_position: list[int] = field(default_factory=list)
@@ -53,6 +54,12 @@ class Tally:
                 self.per_position[i] += 1
                 self.accepted[source] = self.accepted.get(source, 0) + 1
 
+    def arrive(self, tokens: int, now: float) -> None:
+        """Notes when tokens were committed; those that come with the first don't count towards the decode rate."""
+        if self.first_token is None:
+            self.first_token, self.first_count = now, tokens
+        self.last_token = now
+
     def freeze(self, tokens: int, speculation: str) -> Stats:
         """The public statistics.
 
@@ -61,8 +68,8 @@ class Tally:
             speculation: ``"on"`` or ``"off: <why>"``.
         """
         rate = None
-        if tokens > 1 and self.first_token is not None and self.last_token is not None:
-            rate = (tokens - 1) / max(self.last_token - self.first_token, 1e-9)
+        if tokens > self.first_count and self.first_token is not None and self.last_token is not None:
+            rate = (tokens - self.first_count) / max(self.last_token - self.first_token, 1e-9)
         return Stats(
             rounds=self.rounds,
             draft_tokens=sum(self.drafted.values()),

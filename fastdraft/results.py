@@ -81,7 +81,8 @@ class Stats:
             target's distribution; 0 where alpha is 1.
         queue_seconds: From arrival to the first forward.
         time_to_first_token: Seconds from arrival.
-        tokens_per_second: Decode rate: tokens after the first over the time after the first; None for one token.
+        tokens_per_second: Decode rate: tokens after the first round's over the time after it; None where all came
+            with the first round.
         draft_seconds: Time in draft sources during this call's rounds (shared by the batch).
         target_seconds: Time in target forwards during this call's rounds (shared by the batch).
         speculation: ``"on"`` or ``"off: <why>"``.

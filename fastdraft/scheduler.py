@@ -110,19 +110,20 @@ class Scheduler:
                 continue
             need = table.length + work.feeds
             gamma = max((p.gamma for p in plan), default=0)
-            while True:
+            while work.request.table is not None:
                 try:
                     self._runner.reserve(table, need + gamma)
-                    break
                 except CacheFullError:
                     if gamma:
                         plan, gamma = (), 0
-                    elif self.running[-1] is not work.request:
-                        self.preempt(self.running[-1])
+                    elif len(self.running) > 1:
+                        self.preempt(self.running[-1])  # itself, where it is the youngest
                     else:
                         raise
-            kept.append(work)
-            kept_plans.append(plan)
+                else:
+                    kept.append(work)
+                    kept_plans.append(plan)
+                    break
         return kept, kept_plans
 
     def preempt(self, request: Request) -> None:

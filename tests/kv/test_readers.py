@@ -180,5 +180,5 @@ class Readers(RuleBasedStateMachine):
         assert sorted(self.pool.take(self.pool.blocks)) == list(range(self.pool.blocks))
 
 
-Readers.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Readers.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestReaders = Readers.TestCase

@@ -198,6 +198,7 @@ def test_publish_looks_at_new_blocks_only():
     table.publish(Tokens([1, 2, 3, 4, 5]))
     grow(table, 1)
     table.publish(Tokens([1, 2, 3, 4, 5, 6]))
+    table.fork().publish(Tokens([1, 2, 3, 4, 5, 6]))
     assert seen == [slice(0, 2), slice(2, 4), slice(4, 6)]
     with pytest.raises(AssertionError):
         table.publish([1, 2, 3])
