@@ -9,8 +9,8 @@ from fastdraft import Generator, NGram
 from fastdraft.models.store import load_path
 
 model = sys.argv[1] if len(sys.argv) > 1 else load_path("smollm2-135m-instruct", progress=True)
-text = """The old lighthouse stands at the end of the harbour wall. Every evening the keeper climbs the ninety-three steps, \
-lights the lamp and writes the weather into a large blue book."""
+text = """The old lighthouse stands at the end of the harbour wall. Every evening the keeper climbs the ninety-three \
+steps, lights the lamp and writes the weather into a large blue book."""
 ask = [{"role": "user", "content": f"Repeat this text word for word.\n\n{text}"}]
 
 with Generator(target=model, draft=NGram()) as gen:

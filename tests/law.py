@@ -238,7 +238,8 @@ class Game:
     draft_warp: Warp | None = None
     prompt: Text = (0, 1)
     tokens: int = 3
-    _scores: dict[tuple[Text, Text], Tensor] = field(default_factory=dict)
+    # What was computed once, by committed and drafted tokens; the trials of a game meet the same few.
+    _rows: dict[tuple[Text, Text], tuple[Tensor, Tensor]] = field(default_factory=dict)
     _q: dict[tuple[Text, Text], Tensor] = field(default_factory=dict)
     _drafts: dict[tuple[Text, Text], Draft] = field(default_factory=dict)
 
@@ -281,8 +282,8 @@ class Game:
             gammas = [min(self.gamma(before[i]), self.tokens - len(outputs[i]) - 1) for i in active]
             drafts = self.propose(committed, gammas, [seeds[i] for i in active])
             drafted = [self.tokens_of(d) for d in drafts]
-            scores_RV = torch.cat([self.scores(c, d) for c, d in zip(committed, drafted, strict=True)])
-            p_RV = probs(scores_RV, [self.warp] * len(scores_RV))
+            rows = [self.rows(c, d) for c, d in zip(committed, drafted, strict=True)]
+            p_RV, scores_RV = (torch.cat(matrices) for matrices in zip(*rows, strict=True))
             trials = [
                 Trial(
                     draft,
@@ -332,14 +333,18 @@ class Game:
     def judge(self, p_RV: Tensor, scores_RV: Tensor, trials: Sequence[Trial]) -> Verdict:
         return verify(p_RV, scores_RV, trials)
 
-    def scores(self, committed: Text, drafted: Text) -> Tensor:
-        """The target's scores over a draft: [G + 1, V]."""
+    def rows(self, committed: Text, drafted: Text) -> tuple[Tensor, Tensor]:
+        """The target's distributions over a draft and the scores they come from: [G + 1, V] each."""
         key = committed, drafted
-        if key not in self._scores:
-            contexts = [self.prompt + committed + drafted[:i] for i in range(len(drafted) + 1)]
-            logits_RV = torch.stack([self.target.logits(context) for context in contexts])
-            self._scores[key] = scores(logits_RV, [self.history(self.warp, committed, drafted, 0, len(contexts))])
-        return self._scores[key]
+        if key not in self._rows:
+            scores_RV = self.scores(committed, drafted)
+            self._rows[key] = probs(scores_RV, [self.warp] * len(scores_RV)), scores_RV
+        return self._rows[key]
+
+    def scores(self, committed: Text, drafted: Text) -> Tensor:
+        contexts = [self.prompt + committed + drafted[:i] for i in range(len(drafted) + 1)]
+        logits_RV = torch.stack([self.target.logits(context) for context in contexts])
+        return scores(logits_RV, [self.history(self.warp, committed, drafted, 0, len(contexts))])
 
     def q(self, committed: Text, drafted: Text) -> Tensor:
         """The draft's distribution after a drafted prefix."""
@@ -355,7 +360,7 @@ class Game:
         return History(warp, self.prompt, committed, torch.tensor(drafted, dtype=torch.int64), first, rows)
 
     def drafting(self, committed: Text, drafted: Text) -> Draft:
-        """The draft that proposes these tokens; equal ones are one object, by which `tokens_of` knows it."""
+        """The draft that proposes these tokens."""
         key = committed, drafted
         if key not in self._drafts:
             sampled = tuple(i for i in range(len(drafted)) if self.pattern[i] == "s")

@@ -14,13 +14,14 @@ from fastdraft.results import Completion, Stats
 __all__ = ["decode_rate", "figures_table"]
 
 
-def figures_table(columns: Mapping[str, Sequence[Completion[Any]]]) -> Table:
+def figures_table(columns: Mapping[str, Sequence[Completion[Any]]], *, show_header: bool = True) -> Table:
     """Makes a table with a column for each way of running a call.
 
     Args:
         columns: The column's heading, and the runs: the same call once or several times. Times are medians.
+        show_header: Show the headings.
     """
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, show_header=show_header)
     table.add_column("")
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)

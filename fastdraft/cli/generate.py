@@ -110,5 +110,5 @@ def _as_json(completion: Completion[Any]) -> Mapping[str, Any]:
 def _print_stats(completion: Completion[Any]) -> None:
     console = Console(stderr=True, highlight=False)
     console.print()
-    console.print(figures_table({completion.model: [completion]}))
-    console.print(f"finish: {completion.finish_reason}, speculation: {completion.stats.speculation}")
+    console.print(figures_table({"": [completion]}, show_header=False))
+    console.print(f"finished: {completion.finish_reason}; speculation: {completion.stats.speculation}")

@@ -24,9 +24,7 @@ USES = {
 
 
 def models(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Fetch these.", show_default=False)
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Fetch these.", show_default=False)] = None,
     everything: Annotated[bool, typer.Option("--all", help="Fetch every model of the list.")] = False,
     path: Annotated[
         bool, typer.Option("--path", help="Print nothing but the folders to load, a line each; fetch what is missing.")

@@ -150,7 +150,7 @@ def load_model(spec: Model, *, device: str, dtype: str, progress: bool = False) 
         ConfigError: A loaded model together with options that would change it.
     """
     if spec.loaded:
-        return _borrow(spec)
+        return _adopt(spec, device, dtype) if spec.take else _borrow(spec)
     wanted = torch_dtype(spec.dtype or dtype)
     target = pick_device(spec.device or device)
     source = _resolve(spec, progress)
@@ -168,12 +168,30 @@ def load_model(spec: Model, *, device: str, dtype: str, progress: bool = False) 
     return _describe(model, spec.label, source)
 
 
-def _borrow(spec: Model) -> Loaded:
+def _given(spec: Model) -> PreTrainedModel:
     model = spec.id
     if not isinstance(model, transformers.PreTrainedModel):
         raise ConfigError(
             f"a {type(model).__name__} was given as a model, expected a transformers PreTrainedModel, an id or a path."
         )
+    return model
+
+
+def _adopt(spec: Model, device: str, dtype: str) -> Loaded:
+    """A model handed over with ``take=True``: moved and converted as asked."""
+    model = _given(spec)
+    wanted = torch_dtype(spec.dtype or dtype)
+    if isinstance(wanted, torch.dtype):
+        model.to(wanted)  # type: ignore[arg-type]  # transformers wraps nn.Module.to without its types
+    asked = spec.device or device
+    if asked != "auto":
+        model.to(pick_device(asked))  # type: ignore[arg-type]
+    model.eval()
+    return _describe(model, spec.label, getattr(model, "name_or_path", "") or "")
+
+
+def _borrow(spec: Model) -> Loaded:
+    model = _given(spec)
     for option, wanted, actual in (
         ("dtype", spec.dtype, str(model.dtype).removeprefix("torch.")),
         ("device", spec.device, str(model.device)),
@@ -181,7 +199,7 @@ def _borrow(spec: Model) -> Loaded:
         if wanted not in (None, "auto", actual):
             raise ConfigError(
                 f"{option}={wanted!r} was asked for a loaded model that has {actual!r}; a loaded model is not changed.",
-                hint=f"Convert it before, or leave {option} out.",
+                hint=f"Leave {option} out, or hand the model over with take=True.",
             )
     if model.training:
         raise ConfigError(

@@ -75,19 +75,16 @@ def pair(
     target_size = usable_vocabulary(target_tokenizer, target_width)
     notes = _notes(target_config, draft_config)
     if draft_tokenizer is None:
-        if draft_width < target_size:
-            raise VocabularyMismatchError(
-                f"draft {label} has {draft_width} output ids, fewer than the target's {target_size} tokens.",
-                hint="Use a draft that shares the target's tokenizer, or draft=NGram().",
-            )
+        _refuse_narrow(draft_width, target_size, label)
         return Pairing("assumed", target_size, 1.0, notes)
     draft_size = usable_vocabulary(draft_tokenizer, draft_width)
     target_tokens, draft_tokens = _by_id(target_tokenizer, target_size), _by_id(draft_tokenizer, draft_size)
     equal = sum(draft_tokens.get(i) == token for i, token in target_tokens.items())
     clash = sum(i in draft_tokens and draft_tokens[i] != token for i, token in target_tokens.items())
     overlap = equal / max(1, len(target_tokens))
-    # Extra tokens at either end are padding of a kind: the draft never proposes what only one side has.
+    # A few tokens more at either end are padding of a kind: the draft never proposes what only one side has.
     if not clash and min(target_size, draft_size) >= 0.99 * max(target_size, draft_size):
+        _refuse_narrow(draft_width, target_size, label)
         same = target_size == draft_size and target_width == draft_width
         return Pairing("same" if same else "padded", min(target_size, draft_size), overlap, notes)
     shared = len(set(target_tokens.values()) & set(draft_tokens.values())) / max(1, len(target_tokens))
@@ -97,6 +94,15 @@ def pair(
         f"{overlap:.1%} under the same id ({target_size} target tokens, {draft_size} draft tokens).",
         hint="Use a smaller sibling of the target, or draft=NGram(), which needs no model.",
     )
+
+
+def _refuse_narrow(draft_width: int, target_size: int, label: str) -> None:
+    """The draft reads every token the target commits, so it needs a row for each."""
+    if draft_width < target_size:
+        raise VocabularyMismatchError(
+            f"draft {label} has rows for {draft_width} ids, fewer than the target's {target_size} tokens.",
+            hint="Use a draft that shares the target's tokenizer, or draft=NGram().",
+        )
 
 
 def _by_id(tokenizer: Any, size: int) -> Mapping[int, str]:

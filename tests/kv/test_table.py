@@ -162,6 +162,19 @@ def test_a_fork_copies_only_what_both_write_and_only_once():
     assert table.blocks[0] == other.blocks[0]
 
 
+def test_a_cut_fork_leaves_the_keys_of_the_first():
+    pool = BlockPool(8, 2)
+    table = filled(pool, [1, 2, 3, 4])
+    other = table.fork()
+    other.truncate(2)
+    grow(other, 2)
+    other.publish([1, 2, 5, 6])
+    grow(table, 2)
+    table.publish([1, 2, 3, 4, 7, 8])
+    assert Table(pool).adopt([1, 2, 3, 4, 7, 8, 0]) == 6
+    assert Table(pool).adopt([1, 2, 5, 6, 7, 8, 0]) == 4
+
+
 def test_a_block_without_tokens_is_replaced_but_not_copied():
     pool = BlockPool(8, 2)
     table = filled(pool, [1, 2])

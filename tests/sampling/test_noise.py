@@ -110,7 +110,11 @@ def _stream(count: int, purpose: int, *, seed: int = 1, offset: int = 0) -> np.n
 def test_streams_of_different_keys_are_independent() -> None:
     count = 50_000
     streams = [_stream(count, purpose) for purpose in (ACCEPT, RESIDUAL, DRAFT)]
-    streams += [_stream(count, ACCEPT, seed=2), _stream(count, ACCEPT, seed=1 + 2**32), _stream(count, ACCEPT, offset=1)]
+    streams += [
+        _stream(count, ACCEPT, seed=2),
+        _stream(count, ACCEPT, seed=1 + 2**32),
+        _stream(count, ACCEPT, offset=1),
+    ]
     streams += [np.roll(streams[0], 1)]  # neighbours of one stream
     correlation = np.corrcoef(streams)[np.triu_indices(len(streams), 1)]
     assert np.abs(correlation).max() < 5 / np.sqrt(count)

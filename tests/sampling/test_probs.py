@@ -46,12 +46,16 @@ WARPS = st.builds(
 )
 
 
-def random_logits(rows: int, vocabulary: int, *, seed: int = 0, spread: float = 3.0, dtype: Any = torch.float64) -> Tensor:
+def random_logits(
+    rows: int, vocabulary: int, *, seed: int = 0, spread: float = 3.0, dtype: Any = torch.float64
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, vocabulary, generator=generator, dtype=torch.float64).mul(spread).to(dtype)
 
 
-def history(warp: Warp, prompt: Any = (), generated: Any = (), draft: Any = (), first: int = 0, rows: int = 1) -> History:
+def history(
+    warp: Warp, prompt: Any = (), generated: Any = (), draft: Any = (), first: int = 0, rows: int = 1
+) -> History:
     return History(warp, prompt, generated, torch.tensor(draft, dtype=torch.int64), first, rows)
 
 
@@ -197,7 +201,9 @@ def test_banned_tokens_have_no_chance_and_the_rest_is_renormalised(truncation: d
         assert_same_law(ours, reference(row, warp, [3, 4, 11], [0, 5]))
 
 
-@pytest.mark.parametrize("warp", [Warp(), Warp(temperature=0.0), Warp(top_k=3), Warp(top_p=0.5), Warp(min_p=0.5)], ids=str)
+@pytest.mark.parametrize(
+    "warp", [Warp(), Warp(temperature=0.0), Warp(top_k=3), Warp(top_p=0.5), Warp(min_p=0.5)], ids=str
+)
 def test_a_single_legal_token_is_certain(warp: Warp) -> None:
     scores_1V = torch.full((1, 2000), -torch.inf)
     scores_1V[0, 1234] = -50.0

@@ -1,0 +1,61 @@
+"""Prompt lookup against a plain reference that searches the whole history each time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdraft import NGram
+from fastdraft.proposers.ngram import NGramProposer
+
+
+def _reference(tokens: list[int], low: int, high: int, gamma: int) -> list[int]:
+    for n in range(min(high, len(tokens) - 1), low - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):  # the latest earlier place
+            if tokens[end - n : end] == tokens[-n:]:
+                copied = list(tokens)
+                for i in range(gamma):
+                    copied.append(copied[end + i])
+                return copied[len(tokens) :]
+    return []
+
+
+def _request(tokens: list[int], name: str = "r") -> Any:
+    return SimpleNamespace(id=name, tokens=tokens)
+
+
+@given(
+    steps=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=8),
+    low=st.integers(1, 3),
+    more=st.integers(0, 4),
+    gamma=st.integers(1, 6),
+)
+def test_the_longest_recent_match_wins(steps: list[list[int]], low: int, more: int, gamma: int) -> None:
+    proposer = NGramProposer(NGram(min=low, max=low + more), torch.device("cpu"))
+    tokens: list[int] = []
+    for step in steps:  # the index grows with the tokens
+        tokens += step
+        (draft,) = proposer.propose([_request(tokens)], [gamma])
+        assert draft.tokens_G.tolist() == _reference(tokens, low, low + more, gamma)
+        assert draft.q_SV is None and set(draft.sources) <= {"ngram"}
+
+
+@pytest.mark.parametrize("tokens", ([5], [5, 6], [1, 2, 3, 4]))
+def test_nothing_to_match_drafts_nothing(tokens: list[int]) -> None:
+    proposer = NGramProposer(NGram(min=1), torch.device("cpu"))
+    assert len(proposer.propose([_request(tokens)], [4])[0]) == 0
+
+
+def test_requests_don_t_see_each_other_and_are_forgotten() -> None:
+    proposer = NGramProposer(NGram(min=1), torch.device("cpu"))
+    first, second = _request([1, 2, 1], "a"), _request([2, 3, 1], "b")
+    drafts = proposer.propose([first, second], [1, 1])
+    assert [d.tokens_G.tolist() for d in drafts] == [[2], []]
+    proposer.forget(first)
+    proposer.forget(first)
+    assert list(proposer._indexes) == ["b"]
