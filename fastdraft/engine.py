@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ from fastdraft.trace import Trace, TracedRound
 __all__ = ["Engine"]
 
 _log = get_logger(__name__)
+
+
+class _Spent(NamedTuple):
+    """Seconds of a round."""
+
+    draft: float
+    target: float
 
 
 class Engine:
@@ -78,7 +86,7 @@ class Engine:
         drafted = time.perf_counter()
         logits_RV = self._launch(batch, drafts)
         launched = time.perf_counter()
-        self._settle(batch, drafts, logits_RV, drafted - before, launched - drafted)
+        self._settle(batch, drafts, logits_RV, _Spent(drafted - before, launched - drafted))
 
     def _plan(self, work: Work) -> tuple[Plan, ...]:
         if not work.verifies or not self._offers:
@@ -98,19 +106,12 @@ class Engine:
             keep.append(len(draft) + 1 if work.verifies else 0)
         return self._runner.forward(feeds, tables, keep).logits_RV
 
-    def _settle(
-        self,
-        batch: Sequence[Work],
-        drafts: Sequence[Draft],
-        logits_RV: Tensor,
-        draft_s: float,
-        target_s: float,
-    ) -> None:
+    def _settle(self, batch: Sequence[Work], drafts: Sequence[Draft], logits_RV: Tensor, spent: _Spent) -> None:
         """Verifies, commits, trims KV, and tells everyone who waits."""
         rounds = [(w.request, d) for w, d in zip(batch, drafts, strict=True) if w.verifies]
         for work in batch:
-            work.request.tally.draft_seconds += draft_s
-            work.request.tally.target_seconds += target_s
+            work.request.tally.draft_seconds += spent.draft
+            work.request.tally.target_seconds += spent.target
         rounds, logits_RV = self._drop_broken(rounds, logits_RV)
         if not rounds:
             return
@@ -119,18 +120,21 @@ class Engine:
         p_RV = probs(scores_RV, [r.warp for r, d in rounds for _ in range(len(d) + 1)])
         verdict = verify(p_RV, scores_RV, [_trial(r, d) for r, d in rounds])
         # The round's one copy to the host.
-        accepted, following = verdict.accepted_B.tolist(), verdict.next_B.tolist()
-        lossy = verdict.distortion_BG.sum().item() > 0
-        first = 0
+        drafted_D = torch.cat([d.tokens_G for _, d in rounds])
+        host = torch.cat([verdict.accepted_B, verdict.next_B, drafted_D]).tolist()
+        accepted, following, ids = host[: len(rounds)], host[len(rounds) : 2 * len(rounds)], host[2 * len(rounds) :]
+        row = 0
         for b, (request, draft) in enumerate(rounds):
-            ids = draft.tokens_G.tolist()
-            tokens = [*ids[: accepted[b]], following[b]]
-            kept = commit(request, tokens)
-            distortion = float(verdict.distortion_BG[b, :kept].sum()) if lossy else 0.0
-            request.tally.add(draft.sources, min(kept, accepted[b]), request.params.alpha, distortion)
-            rows_RV = logits_RV[first : first + kept]
-            first += len(draft) + 1
-            self._conclude(request, draft, ids, tokens[:kept], accepted[b], rows_RV, draft_s, target_s)
+            first, mine = row - b, accepted[b]
+            drafted = tuple(ids[first : first + len(draft)])
+            tokens = (*drafted[:mine], following[b])
+            tokens = tokens[: commit(request, tokens)]
+            params = request.params
+            # Exact settings never distort; the sum is read only where there may be one.
+            lost = 0.0 if params.exact else float(verdict.distortion_BG[b, : len(tokens)].sum())
+            request.tally.add(draft.sources, min(len(tokens), mine), params.alpha, lost)
+            self._conclude(request, draft.sources, drafted, tokens, mine, logits_RV[row : row + len(tokens)], spent)
+            row += len(draft) + 1
         self._chain.observe([r for r, _ in rounds if r.finish_reason is None])
 
     def _drop_broken(
@@ -159,13 +163,12 @@ class Engine:
     def _conclude(
         self,
         request: Request,
-        draft: Draft,
-        ids: list[int],
-        tokens: list[int],
+        sources: tuple[str, ...],
+        drafted: tuple[int, ...],
+        tokens: tuple[int, ...],
         accepted: int,
         rows_RV: Tensor,
-        draft_s: float,
-        target_s: float,
+        spent: _Spent,
     ) -> None:
         """After a commit: KV, log-probabilities, trace, the chunk, and the end if this was it."""
         assert request.table is not None
@@ -177,13 +180,11 @@ class Engine:
         if request.logprobs is not None:
             found = _describe(request, rows_RV, tokens)
             request.logprobs += found
-        origins = tuple(draft.sources[i] if i < accepted else TARGET for i in range(len(tokens)))
+        origins = tuple(sources[i] if i < accepted else TARGET for i in range(len(tokens)))
         if request.rounds is not None:
-            request.rounds.append(
-                TracedRound(tuple(ids), draft.sources, accepted, tuple(tokens), origins, draft_s, target_s)
-            )
+            request.rounds.append(TracedRound(drafted, sources, accepted, tokens, origins, *spent))
         logged = None if found is None else tuple(found)
-        request.emit(Chunk(request.text.take(), tuple(tokens), origins, logged, request.finish_reason))
+        request.emit(Chunk(request.text.take(), tokens, origins, logged, request.finish_reason))
         if request.finish_reason is not None:
             self._end(request)
 
@@ -247,7 +248,7 @@ def _trial(request: Request, draft: Draft) -> Trial:
     )
 
 
-def _describe(request: Request, rows_RV: Tensor, tokens: list[int]) -> list[TokenLogprob]:
+def _describe(request: Request, rows_RV: Tensor, tokens: tuple[int, ...]) -> list[TokenLogprob]:
     """Log-probabilities of kept tokens under the target's own log-softmax."""
     top = request.params.logprobs or 0
     chosen_R, value_RK, id_RK = logprobs(rows_RV, torch.tensor(tokens, device=rows_RV.device), top)

@@ -240,6 +240,30 @@ class Generator:
         self._check_process()
         return self._submit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0]
 
+    @overload
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        n: int = 1,
+        return_exceptions: Literal[False] = False,
+        progress: bool = False,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion[Any]]: ...
+    @overload
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        n: int = 1,
+        return_exceptions: bool,
+        progress: bool = False,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion[Any] | FastDraftError]: ...
     def batch(
         self,
         prompts: Sequence[Prompt],
@@ -333,6 +357,30 @@ class Generator:
         self._check_process()
         return self._asubmit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0]
 
+    @overload
+    async def abatch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        n: int = 1,
+        return_exceptions: Literal[False] = False,
+        progress: bool = False,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion[Any]]: ...
+    @overload
+    async def abatch(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        n: int = 1,
+        return_exceptions: bool,
+        progress: bool = False,
+        output_type: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Completion[Any] | FastDraftError]: ...
     async def abatch(
         self,
         prompts: Sequence[Prompt],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from fastdraft.config import SamplingParams
 
@@ -47,6 +47,7 @@ class Chunk:
         origins: For each token ``"target"`` or the name of the source whose draft was accepted.
         logprobs: One for each token where asked for.
         finish_reason: Set on the last chunk.
+        partial: The value so far where an output type was given, else None.
     """
 
     text: str = ""
@@ -54,6 +55,7 @@ class Chunk:
     origins: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
+    partial: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Stats:
         accepted_tokens: Of these, tokens kept in the output.
         accepted_per_position: How often the draft's 1st, 2nd, ... token was kept.
         by_source: The same by the name of the source.
+        forced_tokens: Of the output, tokens a grammar left no choice for.
         prefix_tokens: Prompt tokens whose KV was reused.
         gammas: Draft length of each round.
         alphas: Acceptance leniency of each round.
@@ -85,6 +88,7 @@ class Stats:
             with the first round.
         draft_seconds: Time in draft sources during this call's rounds (shared by the batch).
         target_seconds: Time in target forwards during this call's rounds (shared by the batch).
+        constraint_seconds: Time in grammar work.
         speculation: ``"on"`` or ``"off: <why>"``.
     """
 
@@ -93,6 +97,7 @@ class Stats:
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
     by_source: Mapping[str, SourceStats] = field(default_factory=dict)
+    forced_tokens: int = 0
     prefix_tokens: int = 0
     gammas: tuple[int, ...] = ()
     alphas: tuple[float, ...] = ()
@@ -103,6 +108,7 @@ class Stats:
     tokens_per_second: float | None = None
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    constraint_seconds: float = 0.0
     speculation: str = "off: no draft source"
 
     @property
@@ -129,6 +135,7 @@ class Completion(Generic[T_co]):
         text: The answer without stop string, end-of-sequence and stop tokens.
         token_ids: All generated tokens; they end with the end-of-sequence or stop token that ended the call.
         parsed: The validated value where an output type was given, else None.
+        tool_calls: Calls of the tools given; empty without tools.
         finish_reason: ``stop``, ``length``, ``timeout`` or ``cancelled``.
         stop_reason: The stop string or stop token id that ended the call, else None.
         lossless: What the settings promise: alpha 1 under lenience, or nothing was drafted.
@@ -150,6 +157,7 @@ class Completion(Generic[T_co]):
     model: str
     request_id: str
     trace: Trace | None = None
+    tool_calls: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,19 @@ def test_g02_eos_copied_into_the_middle_of_a_block(gen):
     assert all(out.stats.accepted_tokens for out in drafted)
 
 
+COUNTS = (1, 2, 3, 5, 7, 12, 23, 24)
+
+
+def test_g03_max_tokens_is_exact_for_every_gamma_of_a_tiny_model(target):
+    expected = tuple(tiny.greedy(target, [5, 6, 7], 24))
+    with Generator(target, target, tokenizer=tiny.tokenizer()) as generator:
+        params = [p for n in COUNTS for p in each(GAMMAS, max_tokens=n, ignore_eos=True)]
+        for one, out in zip(params, generator.batch([[5, 6, 7]] * len(params), params), strict=True):
+            assert out.token_ids == expected[: one.max_tokens]
+            assert out.finish_reason == "length"
+            assert out.stats.accepted_tokens == out.stats.draft_tokens
+
+
 def test_g03_max_tokens_is_exact_and_the_model_untouched(gen, smollm2):
     def state() -> tuple[int, Any]:
         crc = 0
@@ -149,10 +162,9 @@ def test_g03_max_tokens_is_exact_and_the_model_untouched(gen, smollm2):
             crc = zlib.crc32(tensor.numpy(), crc)
         return crc, smollm2.config.to_dict()
 
-    counts = [1, 2, 3, 5, 7, 12, 23, 24]
     text = " 14 15 16 17 18 19 20 21"
     before = state()
-    params = [p for n in counts for p in each(GAMMAS, max_tokens=n, source="draft_model")]
+    params = [p for n in COUNTS for p in each([0, 1, 4, 8], max_tokens=n, source="draft_model")]
     for one, out in zip(params, gen.batch([COUNTING] * len(params), params), strict=True):
         assert len(out.token_ids) == out.completion_tokens == one.max_tokens
         assert out.finish_reason == "length"
@@ -518,7 +530,7 @@ def test_g23_streams_abandoned_half_way(target, draft):
     with Generator(target, draft, tokenizer=tiny.tokenizer()) as generator:
 
         def abandon(number: int) -> None:
-            stream = generator.stream([9, 8, 7], max_tokens=400, seed=number)
+            stream = generator.stream([9, 8, 7], max_tokens=400, seed=number, ignore_eos=True)
             for _ in stream:
                 break
             if number % 2:
@@ -547,7 +559,7 @@ def test_g23_streams_abandoned_half_way(target, draft):
 def test_g23_an_error_of_the_model_reaches_the_consumer(target, draft):
     with Generator(target, draft, tokenizer=tiny.tokenizer()) as generator:
         with Breaks(target, 5, lambda: RuntimeError("boom")):
-            stream = generator.stream([9, 8, 7], max_tokens=400)
+            stream = generator.stream([9, 8, 7], max_tokens=400, seed=1, ignore_eos=True)
             with pytest.raises(EngineFailedError, match="boom") as caught:
                 within(lambda: list(stream), 5)
         assert isinstance(caught.value.__cause__, RuntimeError)
@@ -558,7 +570,8 @@ def test_g23_an_error_of_the_model_reaches_the_consumer(target, draft):
 
 def test_g23_an_interrupt_in_the_consumer(target, draft):
     with Generator(target, draft, tokenizer=tiny.tokenizer()) as generator:
-        with pytest.raises(KeyboardInterrupt), generator.stream([9, 8, 7], max_tokens=400) as stream:
+        stream = generator.stream([9, 8, 7], max_tokens=400, seed=1, ignore_eos=True)
+        with pytest.raises(KeyboardInterrupt), stream:
             for count, _ in enumerate(stream, 1):
                 if count == 3:
                     raise KeyboardInterrupt
@@ -605,8 +618,7 @@ def check_prefixes(
             hits.append(out.stats.prefix_tokens)
         # Whole blocks of what is shared; what C shares fills none.
         assert (hits[0], hits[3]) == (0, 0)
-        assert hits[2] == hits[4] >= shared
-        assert 0 < hits[1] <= shared
+        assert shared - 16 < hits[1] <= hits[2] == hits[4] <= len(prompts["A"])
         assert generator.metrics().prefix_hit_tokens == sum(hits)
         # Blocks with generated tokens are shared too: they hold what was committed, no rejected draft.
         out = generator.generate(longer, **options)

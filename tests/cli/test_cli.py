@@ -21,10 +21,11 @@ from fastdraft.testing import ScriptedGenerator
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "smollm2-135m-instruct"
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+COLOUR = {"FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": None, "COLUMNS": "100"}
 ACCEPTED = "\x1b[1;32m"  # bold green
 
 
-def call(*arguments: str, env: dict[str, str] | None = None, input: str | None = None) -> Any:
+def call(*arguments: str, env: dict[str, Any] | None = None, input: str | None = None) -> Any:
     """Runs a command in this process; an exception that is not meant for the user is raised here."""
     result = CliRunner().invoke(app, list(arguments), env=env, input=input)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -154,8 +155,9 @@ def test_generate_prints_what_the_generator_answers(smollm2_path: Path):
 
 
 def test_generate_passes_its_options_on(scripted: Scripted):
-    options = "--max-tokens 9 --temperature 0.5 --seed 3 --gamma 2 --stop ; --stop capital".split()
-    result = call("generate", "Which city?", "--target", "some/model", "--draft", "some/small", *options)
+    models = ("--target", "some/model", "--draft", "some/small")
+    options = ("--max-tokens", "9", "--temperature", "0.5", "--seed", "3", "--gamma", "2")
+    result = call("generate", "Which city?", *models, *options, "--stop", ";", "--stop", "capital")
     assert result.exit_code == 0
     assert result.stdout == "Paris is the \n"
     assert scripted.target == "some/model"
@@ -213,7 +215,7 @@ def test_a_value_that_cannot_be_used_is_told_and_ends_with_2(arguments: tuple[st
 
 def test_an_error_is_one_red_line_and_ends_with_1():
     target = "/there/is/no/such/model"
-    result = call("generate", "hello", "--target", target, env={"FORCE_COLOR": "1", "TERM": "xterm"})
+    result = call("generate", "hello", "--target", target, env=COLOUR)
     assert result.exit_code == 1
     assert result.output.startswith(f"\x1b[31m{target} does not exist.")
     assert result.output.count("\n") == 1
@@ -223,7 +225,7 @@ def test_an_error_is_one_red_line_and_ends_with_1():
 
 
 def test_demo_colours_accepted_drafts_and_proves_that_outputs_are_equal(smollm2_path: Path):
-    result = call("demo", "--max-tokens", "24", env={"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"})
+    result = call("demo", "--max-tokens", "24", env=COLOUR)
     assert result.exit_code == 0
     answer = result.stdout.split("Answer", 1)[1].split("tokens by the target", 1)[0]
     drafted = "".join(re.findall(rf"{re.escape(ACCEPTED)}(.*?)\x1b\[0m", answer, re.DOTALL))
