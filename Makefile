@@ -30,8 +30,8 @@ check: .venv/.dev ## formatting, lint, types, import layers
 	.venv/bin/mypy
 	.venv/bin/python -m pytest --quiet --noconftest tests/test_layers.py
 
-bench: .venv/.bench ## measure speed and acceptance
-	.venv/bin/fastdraft bench $(ARGS)
+bench: .venv/.bench ## measure: one script a question, pages in docs/benchmarks (fetches the Qwen pair, 1.6 GB)
+	for question in sampling overhead draft_model; do .venv/bin/python -m tests.benchmarks.$$question || exit 1; done
 
 docs: .venv/.docs ## build the documentation into site/
 	.venv/bin/mkdocs build --strict

@@ -274,7 +274,10 @@ def _first_problem(error: ValidationError) -> str:
     problems = []
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"])
-        problems.append(f"{place + ': ' if place else ''}{item['msg']} (got {item['input']!r:.80})")
+        if item["type"] == "value_error":  # our own words, which name the value
+            problems.append(item["msg"].removeprefix("Value error, "))
+        else:
+            problems.append(f"{place}: {item['msg']} (got {item['input']!r:.80})")
     return "; ".join(problems)
 
 

@@ -265,7 +265,10 @@ def _describe(request: Request, rows_RV: Tensor, tokens: tuple[int, ...]) -> lis
 
 def _completion(request: Request) -> Completion[None]:
     assert request.finish_reason is not None
-    stats = request.tally.freeze(len(request.tokens) - len(request.prompt), request.speculation)
+    speculation = request.speculation
+    if speculation == "on" and not request.tally.drafted:
+        speculation = "off: no source had a draft"
+    stats = request.tally.freeze(len(request.tokens) - len(request.prompt), speculation)
     return Completion(
         text=request.text.text,
         token_ids=tuple(request.generated),

@@ -128,7 +128,9 @@ def _prove(console: Console, plain: list[Completion[Any]], speculative: list[Com
     expected = plain[0].token_ids
     runs = [*plain, *speculative]
     if all(run.token_ids == expected for run in runs):
-        console.print(f"\n[bold green]Equal:[/] all {len(runs)} runs gave the same {len(expected)} token ids.")
+        console.print(
+            f"\n[bold green]Equal:[/] all {len(runs)} runs gave the same {len(expected)} token ids.", highlight=False
+        )
         return
     console.print("\n[bold red]Not equal:[/] speculation changed the token ids. Please report this.")
     raise typer.Exit(1)

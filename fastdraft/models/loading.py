@@ -109,18 +109,20 @@ def _plain_errors(label: str, part: str) -> Iterator[None]:
 @contextmanager
 def quiet(progress: bool) -> Iterator[None]:
     """transformers' own bars and advice, off while it loads, and its switches put back as they were."""
-    root = logging.getLogger("transformers")
-    level = root.level
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
 
     def bar(make: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return make(*args, **(kwargs | {"disable": kwargs.get("disable") or not progress}))
 
     previous = transformers.utils.logging.set_tqdm_hook(bar)
-    root.setLevel(logging.ERROR)
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        root.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         transformers.utils.logging.set_tqdm_hook(previous)
 
 
