@@ -228,13 +228,14 @@ async def test_wait_for_gives_up(gen, model):
 
 
 async def test_one_failing_task_of_a_group(gen, model):
-    async def fail(stream: Any) -> None:
-        async for _ in stream:
+    async def fail() -> None:
+        async with gen.astream("hello", **LONG) as stream:
+            await anext(stream)
             raise ValueError("mine")
 
     with pytest.raises(ExceptionGroup):
         async with asyncio.TaskGroup() as group:
-            group.create_task(fail(gen.astream("hello", **LONG)))
+            group.create_task(fail())
             group.create_task(gen.agenerate("hello", **LONG))
     await asyncio.to_thread(works, gen, model)
 
@@ -637,8 +638,8 @@ def test_close_without_drain_cancels(model, words):
         outs = [within(lambda: stream.completion) for stream in streams]  # noqa: B023
         closer.join(LIMIT)
     assert [out.finish_reason for out in outs] == ["cancelled"] * 5
-    usual = tiny.greedy(model, [5, 6, 7], 400)
-    assert all(list(out.token_ids) == usual[: out.completion_tokens] for out in outs)
+    usual = tiny.greedy(model, [5, 6, 7], 20)
+    assert all(list(out.token_ids[:20]) == usual[: out.completion_tokens] for out in outs)
     assert [out.completion_tokens for out in outs[2:]] == [0, 0, 0]
     assert not closer.is_alive()
 
@@ -770,17 +771,23 @@ def test_two_generators_over_one_model(model, words):
         works(other, model)
 
 
-def test_kv_is_freed_by_close(model, words):
-    def used() -> int:
+def test_close_frees_kv_and_weights(model, words, tmp_path):
+    def held() -> int:
         gc.collect()
-        return psutil.Process().memory_info().rss
+        tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, torch.nn.Parameter)]
+        return sum(one.numel() * one.itemsize for one in tensors)
 
-    before = used()
-    for _ in range(6):
-        with Generator(model, tokenizer=words, kv_memory="40MB", max_batch=400) as generator:
-            generator.batch(PROMPTS * 8, max_tokens=200, ignore_eos=True)
-        del generator
-    assert used() - before < 60e6
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    before = held()
+    generator = Generator(tmp_path, [DraftModel(tmp_path), NGram()], kv_memory="8MiB", max_batch=100)
+    out = generator.generate("hello", max_tokens=4, ignore_eos=True)
+    weights = sum(one.numel() * one.itemsize for one in model.parameters())
+    assert held() - before > 7.5 * 2**20 + 2 * weights
+    generator.close()
+    assert held() - before < weights / 2
+    assert out.completion_tokens == 4
+    assert generator.status != "ready"  # it is still there, empty
 
 
 # Whole processes.
@@ -814,17 +821,13 @@ print("leaving", flush=True)
 match sys.argv[1]:
     case "end":
         pass
-    case "exit":
-        sys.exit(0)
-    case "idle":
-        stream.completion
     case "thread":
         import threading
         threading.Thread(target=lambda: [chunk for chunk in stream]).start()
 """
 
 
-@pytest.mark.parametrize("how", ["end", "exit", "idle", "thread"])
+@pytest.mark.parametrize("how", ["end", "thread"])
 def test_the_interpreter_exits_without_close(how):
     began = time.monotonic()
     process = subprocess.Popen(
@@ -945,7 +948,7 @@ def state():
         "folder": os.getcwd(),
         "switch": sys.getswitchinterval(),
         "recursion": sys.getrecursionlimit(),
-        "threads now": threading.active_count(),
+        "threads now": [thread.name for thread in threading.enumerate()],
     }
 
 

@@ -43,6 +43,9 @@ class SdpaAttention:
             k_NLD = _read(k_SND, span, low).transpose(0, 1)
             v_NLD = _read(v_SND, span, low).transpose(0, 1)
             rows_THD = q_THD[span.first : span.first + span.rows]
+            if span.past == 0 and softcap is None and (window is None or span.rows <= window):
+                out_THD[span.first : span.first + span.rows] = _first_chunk(rows_THD, k_NLD, v_NLD, scaling)
+                continue
             q_NQD = rows_THD.unflatten(1, (heads, groups)).permute(1, 2, 0, 3).flatten(1, 2)
             key = (index, window)
             if key not in step.masks:
@@ -61,6 +64,16 @@ def _read(pool_SND: Tensor, span: Span, low: int) -> Tensor:
         return pool_SND[span.start + low : span.start + high]
     assert span.slots_L is not None
     return pool_SND.index_select(0, span.slots_L[low:high])
+
+
+def _first_chunk(q_THD: Tensor, k_NLD: Tensor, v_NLD: Tensor, scaling: float) -> Tensor:
+    """Queries and keys are the same positions: the kernel's own causal mask skips half the work."""
+    q_HTD = q_THD.transpose(0, 1)
+    gqa = q_HTD.shape[0] != k_NLD.shape[0]
+    out = F.scaled_dot_product_attention(
+        q_HTD[None], k_NLD[None], v_NLD[None], is_causal=q_HTD.shape[1] > 1, scale=scaling, enable_gqa=gqa
+    )
+    return out[0].transpose(0, 1)
 
 
 def _mask(span: Span, low: int, window: int | None, groups: int, device: torch.device) -> Tensor | None:
