@@ -451,7 +451,9 @@ def test_damaged_safetensors(model, words, folder, kind, damage):
     if damage == "absent":
         file.unlink()
     else:
-        file.write_bytes({"truncated": data[: len(data) // 2], "wrong magic": b"GARBAGE!" + data[8:], "empty": b""}[damage])
+        file.write_bytes(
+            {"truncated": data[: len(data) // 2], "wrong magic": b"GARBAGE!" + data[8:], "empty": b""}[damage]
+        )
     arguments = {"target": model, "draft": None, "tokenizer": words, kind: folder}
     not_built(ModelLoadError, lambda: Generator(**arguments), str(folder), "weights", "truncated download")
 
@@ -473,7 +475,9 @@ def test_safetensors_with_a_weight_of_another_shape(folder):
     not_built(ModelLoadError, lambda: Generator(folder), str(folder), "weights")
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"model_type": "no_such_architecture"}'], ids=["empty", "cut", "unknown"])
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"model_type": "no_such_architecture"}'], ids=["empty", "cut", "unknown"]
+)
 def test_a_damaged_config(folder, content):
     (folder / "config.json").write_text(content, "utf-8")
     not_built(ModelLoadError, lambda: Generator(folder), str(folder), "Check")
@@ -514,7 +518,9 @@ def test_a_damaged_gguf_file(tmp_path, monkeypatch, damage):
     writer.close()
     data = file.read_bytes()
     file.write_bytes(
-        {"wrong magic": b"NOPE" + data[4:], "empty": b"", "header only": data[:8], "half": data[: len(data) // 2]}[damage]
+        {"wrong magic": b"NOPE" + data[4:], "empty": b"", "header only": data[:8], "half": data[: len(data) // 2]}[
+            damage
+        ]
     )
     not_built(ModelLoadError, lambda: Generator(file), str(file), "get the file again")
     assert not list((tmp_path / "cache").rglob("*.safetensors"))

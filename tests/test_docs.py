@@ -90,8 +90,7 @@ FIRSTS = [python_blocks(page)[0].code for page in RUNNABLE]
 
 @pytest.mark.usefixtures("library_logger", "smollm2_path")
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_python_blocks_run(page: Path, beginnings: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_python_blocks_run(page: Path, beginnings: dict[str, dict[str, Any]]) -> None:
     first, *others = python_blocks(page)
     namespace = dict(beginnings.get(first.code, {"__name__": "__main__"}))
     if first.code not in beginnings:
@@ -200,7 +199,7 @@ def test_every_command_line_option_is_listed() -> None:
 def test_every_architecture_and_model_is_listed() -> None:
     for architecture in ARCHITECTURES:
         assert f"`{architecture}`" in read("reference/support.md"), architecture
-    assert {name for name in CATALOGUE} == {*rows("reference/store.md")}
+    assert {*CATALOGUE} == {*rows("reference/store.md")}
 
 
 def test_every_module_has_its_words_in_structure() -> None:

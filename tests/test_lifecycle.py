@@ -558,7 +558,9 @@ def test_nan_ends_only_the_call_that_has_it(gen, model, words, gamma):
     alone = [gen.generate(prompt, **options) for prompt in prompts]
     sick = [*prompts[2], POISON]
     with poisoned(model):
-        outs = within(lambda: gen.batch([*prompts[:2], sick, *prompts[2:], [POISON]], return_exceptions=True, **options))
+        outs = within(
+            lambda: gen.batch([*prompts[:2], sick, *prompts[2:], [POISON]], return_exceptions=True, **options)
+        )
     assert [isinstance(out, NumericalError) for out in outs] == [False, False, True, False, False, True]
     good = [out for out in outs if isinstance(out, Completion)]
     assert [out.token_ids for out in good] == [out.token_ids for out in alone]
@@ -971,8 +973,7 @@ with fastdraft.Generator(folder, [fastdraft.DraftModel(folder), fastdraft.NGram(
 after = state()
 for name, value in before.items():
     if after[name] != value:
-        print("changed:", name, [pair for pair in zip(value, after[name]) if pair[0] != pair[1]]
-              if isinstance(value, (list, tuple)) else (value, after[name]))
+        print("changed:", name, "from", str(value)[:2000], "to", str(after[name])[:2000])
 """
 
 

@@ -113,7 +113,8 @@ def quiet(progress: bool) -> Iterator[None]:
     levels = [logger.level for logger in loggers]
 
     def bar(make: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return make(*args, **(kwargs | {"disable": kwargs.get("disable") or not progress}))
+        # Not a disabled bar: tqdm starts its monitor thread all the same.
+        return (make if progress else transformers.utils.logging.EmptyTqdm)(*args, **kwargs)
 
     previous = transformers.utils.logging.set_tqdm_hook(bar)
     for logger in loggers:
