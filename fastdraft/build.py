@@ -108,6 +108,12 @@ def build(config: GeneratorConfig) -> Built:
     tokenizer = load_tokenizer(config.tokenizer, target, config.target)
     specs = [source for source in config.draft if isinstance(source, DraftModel)]
     drafts = {spec.name: _load(spec.model, config) for spec in specs}
+    for name, loaded in drafts.items():
+        if loaded.model.device != target.model.device:
+            raise ConfigError(
+                f"draft {name} is on {loaded.model.device}, the target on {target.model.device}.",
+                hint="Put both on one device.",
+            )
     pairings = {
         spec.name: pair(
             target.model.config,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fastdraft.errors import ConfigError
 
@@ -82,6 +82,13 @@ class SamplingParams(_Spec):
     source: str | None = Field(default=None, description="Draft only from the source of this name.")
     verification: Literal["auto", "rejection", "invariant"] = "auto"
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name != "ignore_eos":
+            raise ValueError(f"{info.field_name} is {value}, expected something else than a truth value")
+        return value
+
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop_string(cls, value: Any) -> Any:
@@ -124,7 +131,7 @@ class SamplingParams(_Spec):
 
     @property
     def exact(self) -> bool:
-        """Whether acceptance keeps the target's distribution (DESIGN 5.3)."""
+        """Whether acceptance keeps the target's distribution ."""
         return self.alpha == 1.0 and self.acceptance_rule == "lenience"
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 import os
 import queue
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -16,6 +16,7 @@ from fastdraft.build import MemoryPlan, build, plan_memory
 from fastdraft.config import (
     CallOptions,
     GeneratorConfig,
+    Model,
     ModelLike,
     Prompt,
     SamplingParams,
@@ -145,6 +146,7 @@ class Generator:
 
     def metrics(self) -> Metrics:
         """A snapshot of running and waiting calls and of the KV blocks."""
+        self._check_process()
         return self._worker.metrics()
 
     @overload
@@ -294,7 +296,7 @@ class Generator:
         left = iter(streams)
         results: list[Any] = []
         try:
-            for item in tqdm(asked, disable=not progress, unit="answer"):
+            for item in _counted(asked, progress):
                 try:
                     results.append(next(left).completion if isinstance(item, Request) else item)
                 except FastDraftError as error:
@@ -398,7 +400,7 @@ class Generator:
         left = iter(streams)
         results: list[Any] = []
         try:
-            for item in tqdm(asked, disable=not progress, unit="answer"):
+            for item in _counted(asked, progress):
                 try:
                     results.append(await next(left).result() if isinstance(item, Request) else item)
                 except FastDraftError as error:
@@ -476,6 +478,8 @@ class Generator:
         if os.getpid() == self._process:
             self._worker.close(drain=drain, timeout=timeout)
         self._finalizer.detach()
+        if self._config.target.take:  # handed over: nothing of ours may keep it alive
+            self._config = self._config.model_copy(update={"target": Model(self._config.target.label)})
 
     async def aclose(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
         """`close` without blocking the event loop."""
@@ -494,3 +498,8 @@ class Generator:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose(drain=error is None)
+
+
+def _counted(items: Sequence[Request | FastDraftError], progress: bool) -> Iterable[Request | FastDraftError]:
+    """The items, behind a bar where one is wanted; a disabled bar would leave tqdm's monitor thread behind."""
+    return tqdm(items, unit="answer") if progress else items

@@ -107,8 +107,10 @@ class Intake:
                 f"output_type={ask.output_type!r} was given, but this version cannot constrain its output.",
                 hint="Leave output_type out and parse the text; see the changelog for when it comes.",
             )
-        if ask.timeout is not None and not ask.timeout > 0:
+        if ask.timeout is not None and not (isinstance(ask.timeout, int | float) and ask.timeout > 0):
             raise ConfigError(f"timeout is {ask.timeout!r}, expected seconds > 0 or None.")
+        if ask.template_options is not None and not isinstance(ask.template_options, Mapping):
+            raise ConfigError(f"template_options is a {type(ask.template_options).__name__}, expected a dict or None.")
         if ask.request_id is not None and (not isinstance(ask.request_id, str) or not ask.request_id):
             raise ConfigError(f"request_id is {ask.request_id!r}, expected a non-empty string or None.")
         resolved = resolve_params(params, ask.overrides, defaults=self.defaults, model=self.sampling)
@@ -116,6 +118,8 @@ class Intake:
         ids = self.encoder.encode(prompt, template_options=ask.template_options, fold_system=ask.fold_system)
         self._check_length(len(ids))
         seed = derive_seed(new_seed() if resolved.seed is None else resolved.seed, sample)
+        if resolved.seed is not None:  # so that a sample can be repeated by itself
+            resolved = resolved.model_copy(update={"seed": seed})
         name = ask.request_id or f"fd-{secrets.token_hex(8)}"
         return Request(
             id=f"{name}-{sample}" if sample else name,

@@ -11,7 +11,7 @@ from fastdraft.config import SamplingParams
 if TYPE_CHECKING:
     from fastdraft.trace import Trace
 
-__all__ = ["Chunk", "Completion", "FinishReason", "Metrics", "Stats", "TokenLogprob"]
+__all__ = ["Chunk", "Completion", "FinishReason", "Metrics", "SourceStats", "Stats", "TokenLogprob"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -80,6 +80,7 @@ class Stats:
         prefix_tokens: Prompt tokens whose KV was reused.
         gammas: Draft length of each round.
         alphas: Acceptance leniency of each round.
+        completion_tokens: Tokens of the output.
         distortion: Sum over reached drafted positions of the total variation between what was emitted and the
             target's distribution; 0 where alpha is 1.
         queue_seconds: From arrival to the first forward.
@@ -140,7 +141,13 @@ class Completion(Generic[T_co]):
         stop_reason: The stop string or stop token id that ended the call, else None.
         lossless: What the settings promise: alpha 1 under lenience, or nothing was drafted.
         params: The parameters as resolved.
-        model: ``id@revision`` of the target.
+        prompt_tokens: Tokens of the prompt.
+        completion_tokens: Tokens of the output.
+        logprobs: One a token where asked for.
+        stats: What the call cost and what speculation gave.
+        model: The target's id or path, ``@revision`` after it where one was given.
+        request_id: The call's name, yours or made up.
+        trace: Every round, where asked for.
     """
 
     text: str

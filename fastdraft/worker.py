@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
@@ -145,7 +144,6 @@ class Worker:
         try:
             engine.step()
         except Exception as error:
-            started = time.perf_counter()
             for request in list(engine.scheduler.running):
                 engine.fail(request, _owned(error))
             if _device_fault(error):
@@ -156,7 +154,7 @@ class Worker:
                     lost, self._inbox = list(self._inbox), deque()
                 for request in lost:
                     request.emit(_owned(error))
-            _log.warning("round_failed", error=type(error).__name__, seconds=time.perf_counter() - started)
+            _log.warning("round_failed", error=type(error).__name__)
 
 
 def _owned(error: Exception) -> FastDraftError:

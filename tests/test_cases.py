@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
+import operator
 import re
 import threading
 import zlib
@@ -316,7 +318,7 @@ def check_control_tokens(model: Any, words: Any, start: int, end: int, ordinary:
         for content in ("hi", PIRATE):
             with Forwards(model) as seen:
                 out = generator.generate(user(content), temperature=0, max_tokens=4)
-            prompts.append(sum(seen.fed, [])[: out.prompt_tokens - out.stats.prefix_tokens])
+            prompts.append(functools.reduce(operator.iadd, seen.fed, [])[: out.prompt_tokens - out.stats.prefix_tokens])
             assert out.stats.prefix_tokens == 0 or content == PIRATE  # what the two prompts share is fed once
             shared = out.stats.prefix_tokens
         prompts[1] = prompts[0][:shared] + prompts[1]
@@ -582,7 +584,7 @@ def test_g23_an_interrupt_in_the_consumer(target, draft):
 
 def test_g24_one_generator_and_eight_threads(target, draft):
     words = tiny.tokenizer()
-    prompts = [f"{word} number {i}" for i, word in enumerate("the rain in that land is not hot".split())]
+    prompts = [f"{word} number {i}" for i, word in enumerate(["the", "rain", "in", "that", "land", "is", "not", "hot"])]
     jobs = prompts * 3
 
     def run(generator: Generator, prompt: str) -> tuple[int, ...]:
@@ -646,5 +648,5 @@ def test_g25_prefix_cache_a_b_a_again(smollm2, smollm2_path):
 def test_g25_prefix_cache_of_a_tiny_model(architecture):
     model, poor = tiny.model(architecture, context=512), tiny.model(seed=5, context=512)
     ids = [(i * i + 3 * i) % 311 for i in range(400)]
-    prompts = {"A": ids[:150] + [1, 2, 3], "B": ids[:150] + ids[200:300] + [1, 2, 3], "C": ids[:4] + [1, 2, 3]}
+    prompts = {"A": [*ids[:150], 1, 2, 3], "B": ids[:150] + ids[200:300] + [1, 2, 3], "C": [*ids[:4], 1, 2, 3]}
     check_prefixes(model, poor, tiny.tokenizer(), prompts, 150, [9, 8, 7], 40)

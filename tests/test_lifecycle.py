@@ -34,7 +34,7 @@ from tests import tiny
 from tests.watch import LIMIT, Breaks, Forwards, Gate, expected, settled, within, workers
 
 ROOT = Path(__file__).resolve().parents[1]
-PROMPTS = [f"{word} is number {i}" for i, word in enumerate("the rain in that land is not hot".split())]
+PROMPTS = [f"{word} is number {i}" for i, word in enumerate(["the", "rain", "in", "that", "land", "is", "not", "hot"])]
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "seed": 1}
 
 

@@ -41,7 +41,7 @@ def test_a_whole_prompt_prefix_hit_gives_the_same_tokens(length: int, tokenizer:
 def test_prefixes_of_one_another_share_and_never_hold_rejected_drafts(tokenizer: Any) -> None:
     target = tiny.model("llama")
     hostile = tiny.model("llama", seed=9)  # nearly every draft is rejected
-    prompts = [PROMPT[:50] + [5, 6, 7], PROMPT[:50] + PROMPT[3:40] + [5, 6, 7], PROMPT[:4] + [5, 6, 7]]
+    prompts = [[*PROMPT[:50], 5, 6, 7], PROMPT[:50] + PROMPT[3:40] + [5, 6, 7], [*PROMPT[:4], 5, 6, 7]]
     order = [0, 1, 0, 2, 0]
     with Generator(target, DraftModel(hostile), tokenizer=tokenizer) as generator:
         for i, which in enumerate(order):

@@ -58,9 +58,10 @@ class PromptEncoder:
             ConfigError: A prompt that is empty, of another type, or refused by the template.
         """
         items = [prompt] if isinstance(prompt, str) else read_items(prompt)
-        if template_options and not isinstance(items[0], Mapping):
+        if (template_options or fold_system) and not isinstance(items[0], Mapping):
             raise ConfigError(
-                "template_options are for messages, and this prompt is not rendered by a chat template.",
+                f"{'template_options' if template_options else 'fold_system'} is for messages, and this prompt is not "
+                "rendered by a chat template.",
                 hint="Pass the prompt as messages, [{'role': 'user', 'content': ...}], or leave them out.",
             )
         if isinstance(prompt, str):

@@ -1,6 +1,6 @@
 """From a model's logits to the distribution that is sampled; the same for target and draft, speculative and plain.
 
-Order (DESIGN 5.5, transformers' own): penalties and bias, bans, temperature, top_k, top_p over the renormalised rest,
+Order, transformers' own: penalties and bias, bans, temperature, top_k, top_p over the renormalised rest,
 min_p, softmax.
 
 Shapes: R packed rows, V vocabulary, K candidates, G drafted tokens, U distinct tokens of a history.

@@ -29,10 +29,22 @@ EXTRACT = (
 )
 
 
+# Where the public workloads are absent.
+OWN_CODE = [
+    'def is_palindrome(text: str) -> bool:\n    """Whether text reads the same backwards, ignoring case and spaces."""\n',
+    'class Stack:\n    """A stack with push, pop, peek and len; pop of an empty stack raises IndexError."""\n',
+]
+OWN_EDIT = [
+    "Rename the variable `total` to `amount` and return the whole file.\n\n```python\ndef pay(items, rate):\n"
+    "    total = 0\n    for item in items:\n        total += item.price * item.count\n    total *= 1 + rate\n"
+    "    print('total', total)\n    return total\n```"
+]
+
+
 def prompts() -> dict[str, str]:
     """Two of code, two of extraction, one of edit."""
-    code = workload("code.jsonl", lambda line: line["prompt"], [3, 11])
-    edit = workload("edit.jsonl", lambda line: line["prompt"], [10])
+    code = workload("code.jsonl", lambda line: line["prompt"], [3, 11]) or OWN_CODE
+    edit = workload("edit.jsonl", lambda line: line["prompt"], [10]) or OWN_EDIT
     return {"code 1": code[0], "code 2": code[1], "extract 1": EXTRACT[0], "extract 2": EXTRACT[1], "edit": edit[0]}
 
 

@@ -115,7 +115,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def workload(file: str, key: Callable[[Any], str], picks: Sequence[int]) -> list[str]:
-    """Prompts of a public workload, by line number."""
+    """Prompts of a public workload, by line number; none where the workloads are absent."""
+    if not (WORKLOADS / file).is_file():
+        return []
     lines = (WORKLOADS / file).read_text("utf-8").splitlines()
     return [key(json.loads(lines[i])) for i in picks]
 
