@@ -95,7 +95,7 @@ class Request:
     """A call's tokens, settings, table and statistics.
 
     Attributes:
-        id: Unique while it runs.
+        id: The call's name; two calls may share one, so what belongs to a call is keyed by the request itself.
         prompt: Prompt tokens.
         tokens: Prompt and committed tokens; only `fastdraft.commit` appends.
         params: Resolved parameters.

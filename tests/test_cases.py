@@ -450,9 +450,9 @@ def test_g19_at_and_beyond_the_context():
         settled(generator)
 
 
-def check_seeds(generator: Generator, gamma: int, **options: Any) -> None:
+def check_seeds(generator: Generator, tokens: int, **options: Any) -> None:
     prompt = "Once upon a time"
-    mine = SamplingParams(temperature=1.0, seed=42, max_tokens=32, gamma=gamma, **options)
+    mine = SamplingParams(temperature=1.0, seed=42, max_tokens=tokens, gamma=4, **options)
 
     def other(seed: int | None) -> SamplingParams:
         return mine.model_copy(update={"seed": seed})
@@ -472,12 +472,12 @@ def check_seeds(generator: Generator, gamma: int, **options: Any) -> None:
 
 
 def test_g20_a_seed_does_not_depend_on_batch_mates(gen):
-    check_seeds(gen, 4, source="draft_model")
+    check_seeds(gen, 16, source="draft_model")
 
 
 def test_g20_a_seed_does_not_depend_on_batch_mates_of_a_tiny_model(target, draft):
     with Generator(target, draft, tokenizer=tiny.tokenizer()) as generator:
-        check_seeds(generator, 4)
+        check_seeds(generator, 32)
         out = generator.generate("Once upon a time", temperature=1.0, seed=42, max_tokens=32, gamma=4)
         assert 0 < out.stats.accepted_tokens < out.stats.draft_tokens
 

@@ -92,3 +92,12 @@ def test_rejection_repeats_with_an_integer_gamma_and_one_source() -> None:
     outs = [generator.generate(PROMPTS[0], max_tokens=24, temperature=1.0, **options) for _ in range(2)]
     assert outs[0].token_ids == outs[1].token_ids
     assert 0 < outs[0].stats.accepted_tokens < outs[0].stats.draft_tokens
+
+
+def test_two_calls_of_one_name_don_t_mix() -> None:
+    generator = _generator("chain")
+    alone = [generator.generate(prompt, temperature=0, max_tokens=40, gamma=0).token_ids for prompt in PROMPTS[:2]]
+    streams = [
+        generator.stream(prompt, temperature=0, max_tokens=40, gamma=4, request_id="same") for prompt in PROMPTS[:2]
+    ]
+    assert [stream.completion.token_ids for stream in streams] == alone

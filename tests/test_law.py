@@ -98,8 +98,8 @@ def _check(source: str, warp: str, penalty: str, verification: str) -> None:
     ("source", "warp", "penalty", "verification"),
     [
         ("none", "T1", "no_penalty", "rejection"),
-        ("draft_model", "top_k", "repetition", "rejection"),
-        ("ngram", "top_p", "no_penalty", "rejection"),
+        ("draft_model", "top_k", "no_penalty", "rejection"),
+        ("ngram", "top_p", "repetition", "rejection"),
         ("chain", "T0.7", "no_penalty", "rejection"),
         ("draft_model", "min_p", "no_penalty", "invariant"),
     ],

@@ -39,7 +39,7 @@ class DraftModelProposer:
         self._context = context
         self._vocabulary = vocabulary
         self._chunk = chunk
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[Request, Table] = {}
 
     def propose(self, requests: Sequence[Request], gammas: Sequence[int]) -> list[Draft]:
         """Sampled drafts with their exact q; point masses at temperature 0."""
@@ -71,9 +71,9 @@ class DraftModelProposer:
         limit = min(gamma, self._context - length + 1)
         if limit <= 0:
             return 0
-        table = self._tables.get(request.id)
+        table = self._tables.get(request)
         if table is None:
-            table = self._tables[request.id] = self.runner.table()
+            table = self._tables[request] = self.runner.table()
             table.adopt(request.tokens)
         try:
             self.runner.reserve(table, length + limit - 1)
@@ -85,14 +85,14 @@ class DraftModelProposer:
     def _catch_up(self, requests: Sequence[Request]) -> None:
         """Feeds what a request's table lacks, in chunks, until one last forward remains."""
         for request in requests:
-            table = self._tables[request.id]
+            table = self._tables[request]
             while len(request.tokens) - table.length > self._chunk:
                 feed = Feed(request.tokens[table.length : table.length + self._chunk])
                 self.runner.forward([feed], [table], [0])
 
     def _step(self, requests: Sequence[Request], drafted: Sequence[list[Tensor]], step: int) -> tuple[Tensor, Tensor]:
         """One forward and one draw for the batch."""
-        tables = [self._tables[r.id] for r in requests]
+        tables = [self._tables[r] for r in requests]
         if step == 0:
             feeds = [Feed(r.tokens[t.length :]) for r, t in zip(requests, tables, strict=True)]
         else:
@@ -126,14 +126,14 @@ class DraftModelProposer:
     def observe(self, requests: Sequence[Request]) -> None:
         """Rolls back what was not accepted; shares full blocks of committed tokens."""
         for request in requests:
-            table = self._tables.get(request.id)
+            table = self._tables.get(request)
             if table is not None:
                 table.truncate(len(request.tokens) - 1)
                 table.publish(request.tokens)
 
     def forget(self, request: Request) -> None:
         """Gives the request's blocks back."""
-        table = self._tables.pop(request.id, None)
+        table = self._tables.pop(request, None)
         if table is not None:
             table.release()
 

@@ -39,7 +39,7 @@ class NGramProposer:
         self.name = spec.name
         self._min, self._max = spec.min, spec.max
         self._device = device
-        self._indexes: dict[str, _Index] = {}
+        self._indexes: dict[Request, _Index] = {}
 
     def propose(self, requests: Sequence[Request], gammas: Sequence[int]) -> list[Draft]:
         """Point-mass drafts; empty where nothing matches."""
@@ -57,7 +57,7 @@ class NGramProposer:
 
     def _lookup(self, request: Request) -> int | None:
         """The position after the best earlier match of the last tokens."""
-        index = self._indexes.setdefault(request.id, _Index())
+        index = self._indexes.setdefault(request, _Index())
         tokens = request.tokens
         # An n-gram is entered once a token follows it, so the last tokens never match themselves.
         for end in range(max(index.seen, 1), len(tokens)):
@@ -75,4 +75,4 @@ class NGramProposer:
 
     def forget(self, request: Request) -> None:
         """Drops the request's index."""
-        self._indexes.pop(request.id, None)
+        self._indexes.pop(request, None)

@@ -31,7 +31,7 @@ EXTRACT = (
 
 # Where the public workloads are absent.
 OWN_CODE = [
-    'def is_palindrome(text: str) -> bool:\n    """Whether text reads the same backwards, ignoring case and spaces."""\n',
+    'def is_palindrome(text: str) -> bool:\n    """Whether text reads the same backwards, ignoring case."""\n',
     'class Stack:\n    """A stack with push, pop, peek and len; pop of an empty stack raises IndexError."""\n',
 ]
 OWN_EDIT = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -25,8 +23,11 @@ def _reference(tokens: list[int], low: int, high: int, gamma: int) -> list[int]:
     return []
 
 
-def _request(tokens: list[int], name: str = "r") -> Any:
-    return SimpleNamespace(id=name, tokens=tokens)
+class _Request:
+    """All that n-gram drafting reads of a request."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
 
 
 @given(
@@ -38,9 +39,10 @@ def _request(tokens: list[int], name: str = "r") -> Any:
 def test_the_longest_recent_match_wins(steps: list[list[int]], low: int, more: int, gamma: int) -> None:
     proposer = NGramProposer(NGram(min=low, max=low + more), torch.device("cpu"))
     tokens: list[int] = []
+    request = _Request(tokens)
     for step in steps:  # the index grows with the tokens
         tokens += step
-        (draft,) = proposer.propose([_request(tokens)], [gamma])
+        (draft,) = proposer.propose([request], [gamma])
         assert draft.tokens_G.tolist() == _reference(tokens, low, low + more, gamma)
         assert draft.q_SV is None and set(draft.sources) <= {"ngram"}
 
@@ -48,14 +50,14 @@ def test_the_longest_recent_match_wins(steps: list[list[int]], low: int, more: i
 @pytest.mark.parametrize("tokens", ([5], [5, 6], [1, 2, 3, 4]))
 def test_nothing_to_match_drafts_nothing(tokens: list[int]) -> None:
     proposer = NGramProposer(NGram(min=1), torch.device("cpu"))
-    assert len(proposer.propose([_request(tokens)], [4])[0]) == 0
+    assert len(proposer.propose([_Request(tokens)], [4])[0]) == 0
 
 
 def test_requests_don_t_see_each_other_and_are_forgotten() -> None:
     proposer = NGramProposer(NGram(min=1), torch.device("cpu"))
-    first, second = _request([1, 2, 1], "a"), _request([2, 3, 1], "b")
+    first, second = _Request([1, 2, 1]), _Request([2, 3, 1])
     drafts = proposer.propose([first, second], [1, 1])
     assert [d.tokens_G.tolist() for d in drafts] == [[2], []]
     proposer.forget(first)
     proposer.forget(first)
-    assert list(proposer._indexes) == ["b"]
+    assert list(proposer._indexes) == [second]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastdraft.round import Draft, Verdict
 from fastdraft.sampling import noise
-from fastdraft.sampling.probs import Warp, probs, scores
+from fastdraft.sampling.probs import History, Warp, probs, scores
 from fastdraft.sampling.verify import Trial, draw, verify
 from tests.law import (
     CPU,
@@ -79,7 +79,6 @@ def test_invariant_keeps_the_targets_law_and_each_output_whatever_was_drafted(wa
     assert Reacting(TARGET, DRAFT, shaped, "ss", invariant=True).play(2000).texts == outputs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("kind", ["point_mass", "sampled", "mixed"])
@@ -244,9 +243,9 @@ def test_stale_penalties_of_the_draft_alone_are_harmless() -> None:
     """q may be anything: the exactness rests on p, so what a mutant breaks must be p."""
 
     class StaleDraft(Game):
-        def q(self, committed: Text, drafted: Text) -> Tensor:
-            logits_1V = self.draft.logits(self.prompt + committed + drafted)[None]
-            return probs(scores(logits_1V, [self.history(self.warp, committed, (), 0, 1)]), [self.warp])[0]
+        def history(self, warp: Warp, committed: Text, drafted: Text, first: int, rows: int) -> History:
+            stale = drafted if rows > 1 or not first else ()
+            return super().history(warp, committed, stale, 0 if first else first, rows)
 
     assert_exact(StaleDraft(TARGET, DRAFT, PENALISED, "ss"))
 
@@ -262,7 +261,7 @@ LOSSY = [("lenience", 0.6), ("lenience", 0.25), ("threshold", 0.5), ("threshold"
         *((rule, alpha, *drawn) for rule, alpha in LOSSY for drawn in (("ss", "T1"), ("sp", "T0.7"), ("ss", "top_k"))),
         ("lenience", 0.9, "pp", "T1"),
         ("lenience", 0.6, "ps", "top_p"),
-        ("threshold", 0.5, "ps", "T1"),
+        ("threshold", 0.5, "ps", "T0.7"),
     ],
 )
 def test_lossy_outputs_have_the_enumerated_law(rule: Any, alpha: float, pattern: str, warp: str) -> None:
@@ -273,7 +272,7 @@ def test_lossy_outputs_have_the_enumerated_law(rule: Any, alpha: float, pattern:
     assert chi_square(played.counts, game.exact()) < FAIL, "the setting is meant to be visibly lossy"
     # What each call reports is an unbiased estimate of the expected sum.
     error = played.distortion.std() / np.sqrt(SAMPLES)
-    assert abs(played.distortion.mean() - distortion) < 4.5 * error
+    assert abs(played.distortion.mean() - distortion) < 4.5 * error + 1e-6
 
 
 @pytest.mark.parametrize("pattern", ["ss", "sp", "pp"])
