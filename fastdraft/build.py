@@ -19,7 +19,7 @@ from fastdraft.engine import Engine
 from fastdraft.errors import ConfigError
 from fastdraft.intake import Intake
 from fastdraft.kv.cache import LayerShape
-from fastdraft.models.loading import Loaded, load_config, load_model, load_tokenizer, torch_dtype
+from fastdraft.models.loading import Loaded, load_config, load_model, load_tokenizer, pick_device, torch_dtype
 from fastdraft.models.pairing import Pairing, pair, usable_vocabulary
 from fastdraft.models.runner import Runner
 from fastdraft.models.support import context_of, examine, refuse_config
@@ -270,11 +270,7 @@ def plan_memory(config: GeneratorConfig) -> MemoryPlan:
     plans = [_plan_model(spec, found, config.dtype) for spec, found in zip(specs, configs, strict=True)]
     backend = SdpaAttention()
     context = _context(config, configs[0])
-    device = (
-        torch.device("cpu")
-        if config.device == "auto" and not torch.cuda.is_available()
-        else torch.device("cuda" if config.device == "auto" else config.device)
-    )
+    device = pick_device(config.target.device or config.device)
     per_token = [plan.kv_bytes_per_token for plan in plans]
     blocks = _blocks(config, per_token, backend, context, device)
     tokens = blocks * backend.block_size

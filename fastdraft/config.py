@@ -131,7 +131,7 @@ class SamplingParams(_Spec):
 
     @property
     def exact(self) -> bool:
-        """Whether acceptance keeps the target's distribution ."""
+        """Whether acceptance keeps the target's distribution."""
         return self.alpha == 1.0 and self.acceptance_rule == "lenience"
 
     @property
@@ -281,10 +281,11 @@ def _first_problem(error: ValidationError) -> str:
     problems = []
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "value_error":  # our own words, which name the value
-            problems.append(item["msg"].removeprefix("Value error, "))
+        said = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "value_error" and (not place or place in said):  # our own words, which name the value
+            problems.append(said)
         else:
-            problems.append(f"{place}: {item['msg']} (got {item['input']!r:.80})")
+            problems.append(f"{place}: {said} (got {item['input']!r:.80})")
     return "; ".join(problems)
 
 

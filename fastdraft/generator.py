@@ -424,8 +424,13 @@ class Generator:
         self._check_process()
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
             raise ConfigError(f"prompts is a {type(prompts).__name__}, expected a list of prompts.")
-        if n < 1:
-            raise ConfigError(f"n is {n}, expected at least 1.")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ConfigError(f"n is {n!r}, expected an integer of at least 1.")
+        if params is not None and not isinstance(params, SamplingParams | Sequence):
+            raise ConfigError(
+                f"params is a {type(params).__name__}, expected SamplingParams, or one a prompt.",
+                hint="Pass SamplingParams(...) or keywords such as temperature=0.",
+            )
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ConfigError(f"{len(each)} params for {len(prompts)} prompts; pass one for all, or one a prompt.")

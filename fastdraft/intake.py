@@ -45,6 +45,17 @@ class Ask:
         check_names(overrides)
         return cls(output_type=output_type, overrides=overrides, **own)
 
+    def __post_init__(self) -> None:
+        if self.request_id is not None and (not isinstance(self.request_id, str) or not self.request_id):
+            raise ConfigError(f"request_id is {self.request_id!r}, expected a non-empty string or None.")
+        if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
+            raise ConfigError(f"timeout is {self.timeout!r}, expected seconds > 0 or None.")
+        if self.template_options is not None and not isinstance(self.template_options, Mapping):
+            raise ConfigError(f"template_options is a {type(self.template_options).__name__}, expected a dict or None.")
+        for name, value in (("fold_system", self.fold_system), ("trace", self.trace)):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} is {value!r}, expected True or False.")
+
     def numbered(self, index: int, count: int) -> Ask:
         """The same for one of several prompts: a request id of its own."""
         if self.request_id is None or count == 1:
@@ -107,12 +118,6 @@ class Intake:
                 f"output_type={ask.output_type!r} was given, but this version cannot constrain its output.",
                 hint="Leave output_type out and parse the text; see the changelog for when it comes.",
             )
-        if ask.timeout is not None and not (isinstance(ask.timeout, int | float) and ask.timeout > 0):
-            raise ConfigError(f"timeout is {ask.timeout!r}, expected seconds > 0 or None.")
-        if ask.template_options is not None and not isinstance(ask.template_options, Mapping):
-            raise ConfigError(f"template_options is a {type(ask.template_options).__name__}, expected a dict or None.")
-        if ask.request_id is not None and (not isinstance(ask.request_id, str) or not ask.request_id):
-            raise ConfigError(f"request_id is {ask.request_id!r}, expected a non-empty string or None.")
         resolved = resolve_params(params, ask.overrides, defaults=self.defaults, model=self.sampling)
         self._check(resolved)
         ids = self.encoder.encode(prompt, template_options=ask.template_options, fold_system=ask.fold_system)

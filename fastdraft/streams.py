@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from fastdraft.errors import ForkedProcessError
 from fastdraft.request import Event, Request
 from fastdraft.results import Chunk, Completion
 
@@ -33,6 +35,7 @@ class _Handle(Generic[T]):
     def __init__(self, request: Request, owner: object) -> None:
         self._request = request
         self._owner = owner
+        self._process = os.getpid()
         self._outcome: Completion[T] | BaseException | None = None
         # A stream nobody holds is a call nobody wants, also when it was never iterated.
         self._cancel = weakref.finalize(self, _cancel, request)
@@ -41,6 +44,14 @@ class _Handle(Generic[T]):
     def request_id(self) -> str:
         """The call's id."""
         return self._request.id
+
+    def _check_process(self) -> None:
+        """In a forked child nothing would ever arrive."""
+        if os.getpid() != self._process:
+            raise ForkedProcessError(
+                f"this stream belongs to process {self._process} and is used in its fork {os.getpid()}.",
+                hint="Build the generator in each process, after the fork.",
+            )
 
     def _take(self, event: Event) -> Chunk | None:
         """A chunk to hand out, or None when the event is the outcome."""
@@ -69,6 +80,7 @@ class Stream(_Handle[T], Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         if self._outcome is None:
+            self._check_process()
             chunk = self._take(self._events.get())
             if chunk is not None:
                 return chunk
@@ -79,6 +91,7 @@ class Stream(_Handle[T], Iterator[Chunk]):
     def completion(self) -> Completion[T]:
         """The whole completion; waits for the end and drops chunks not yet read. Raises the call's error."""
         while self._outcome is None:
+            self._check_process()
             self._take(self._events.get())
         return self._result()
 
@@ -109,6 +122,7 @@ class AsyncStream(_Handle[T], AsyncIterator[Chunk]):
 
     async def __anext__(self) -> Chunk:
         if self._outcome is None:
+            self._check_process()
             chunk = self._take(await self._events.get())
             if chunk is not None:
                 return chunk
@@ -118,6 +132,7 @@ class AsyncStream(_Handle[T], AsyncIterator[Chunk]):
     async def result(self) -> Completion[T]:
         """The whole completion; waits for the end and drops chunks not yet read. Raises the call's error."""
         while self._outcome is None:
+            self._check_process()
             self._take(await self._events.get())
         return self._result()
 

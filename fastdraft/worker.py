@@ -59,7 +59,7 @@ class Worker:
             if waiting + len(requests) > self._max_queue:
                 raise QueueFullError(
                     f"{waiting} calls wait already and {len(requests)} more came; max_queue is {self._max_queue}.",
-                    hint="Try again later, or raise max_queue.",
+                    hint="Try again later, split the batch, or raise max_queue.",
                 )
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="fastdraft-worker", daemon=True)
@@ -143,7 +143,7 @@ class Worker:
         """One round; what it raises ends the requests that took part, and the engine goes on."""
         try:
             engine.step()
-        except Exception as error:
+        except BaseException as error:  # also what is no Exception: a dead thread would leave every caller waiting
             for request in list(engine.scheduler.running):
                 engine.fail(request, _owned(error))
             if _device_fault(error):
@@ -157,7 +157,7 @@ class Worker:
             _log.warning("round_failed", error=type(error).__name__)
 
 
-def _owned(error: Exception) -> FastDraftError:
+def _owned(error: BaseException) -> FastDraftError:
     """The error each caller gets: ours as it is, anything else as the cause of an `EngineFailedError`."""
     if isinstance(error, FastDraftError):
         return error
@@ -166,6 +166,6 @@ def _owned(error: Exception) -> FastDraftError:
     return wrapped
 
 
-def _device_fault(error: Exception) -> bool:
+def _device_fault(error: BaseException) -> bool:
     """Whether the device itself is lost, so that no later round can work."""
     return type(error).__name__ == "AcceleratorError" or "device-side assert" in str(error)

@@ -245,7 +245,7 @@ class Game:
 
     target: Toy
     draft: Toy
-    warp: Warp = Warp()
+    warp: Warp = field(default_factory=Warp)
     pattern: str = ""
     invariant: bool = False
     alpha: float = 1.0
@@ -366,11 +366,12 @@ class Game:
         """The draft's distribution after a drafted prefix."""
         key = committed, drafted
         if key not in self._q:
-            warp = self.draft_warp or self.warp
-            logits_1V = self.draft.logits(self.prompt + committed + drafted)[None]
-            scores_1V = scores(logits_1V, [self.history(warp, committed, drafted, len(drafted), 1)])
-            self._q[key] = probs(scores_1V, [warp])[0]
+            self._q[key] = probs(self.draft_scores(committed, drafted), [self.draft_warp or self.warp])[0]
         return self._q[key]
+
+    def draft_scores(self, committed: Text, drafted: Text) -> Tensor:
+        logits_1V = self.draft.logits(self.prompt + committed + drafted)[None]
+        return scores(logits_1V, [self.history(self.draft_warp or self.warp, committed, drafted, len(drafted), 1)])
 
     def history(self, warp: Warp, committed: Text, drafted: Text, first: int, rows: int) -> History:
         return History(warp, self.prompt, committed, torch.tensor(drafted, dtype=torch.int64), first, rows)

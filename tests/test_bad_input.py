@@ -136,6 +136,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[FastDraftError], tuple[str, ...]]]
     "max_tokens -1": ({"max_tokens": -1}, ConfigError, ("max_tokens", "-1", "greater than or equal to 1")),
     "max_tokens None": ({"max_tokens": None}, ConfigError, ("max_tokens", "None", "integer")),
     "max_tokens 2.5": ({"max_tokens": 2.5}, ConfigError, ("max_tokens", "2.5", "integer")),
+    "max_tokens True": ({"max_tokens": True}, ConfigError, ("max_tokens", "True")),
+    "gamma True": ({"gamma": True}, ConfigError, ("gamma", "True")),
     "min_tokens": ({"min_tokens": 9, "max_tokens": 8}, ConfigError, ("min_tokens", "9", "max_tokens 8")),
     "temperature -0.1": ({"temperature": -0.1}, ConfigError, ("temperature", "-0.1", "equal to 0")),
     "temperature nan": ({"temperature": NAN}, ConfigError, ("temperature", "nan", "finite")),

@@ -101,7 +101,7 @@ def _check(source: str, warp: str, penalty: str, verification: str) -> None:
         ("draft_model", "top_k", "no_penalty", "rejection"),
         ("ngram", "top_p", "repetition", "rejection"),
         ("chain", "T0.7", "no_penalty", "rejection"),
-        ("draft_model", "min_p", "no_penalty", "invariant"),
+        ("ngram", "min_p", "no_penalty", "invariant"),
     ],
 )
 def test_outputs_have_the_targets_law(source: str, warp: str, penalty: str, verification: str) -> None:

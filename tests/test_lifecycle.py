@@ -535,6 +535,25 @@ def test_an_error_that_is_no_exception(model, words, kind):
     generator.close()
 
 
+class AcceleratorError(RuntimeError):
+    """By this name torch says that the device is lost."""
+
+
+def test_a_lost_device_ends_every_call(model, words):
+    generator = Generator(model, tokenizer=words, max_batch=1)
+    with Breaks(model, 3, lambda: AcceleratorError("an illegal memory access was encountered")):
+        streams = [generator.stream([5, 6, 7], **LONG) for _ in range(3)]
+        for stream in streams:
+            with pytest.raises(EngineFailedError, match="illegal memory access") as caught:
+                within(lambda: list(stream), 5)  # noqa: B023
+            assert isinstance(caught.value.__cause__, AcceleratorError)
+    assert generator.status == "failed"
+    for call in (lambda: generator.generate([5]), lambda: generator.stream([5]), generator.metrics):
+        with pytest.raises(EngineFailedError, match=r"illegal memory access.*Build a new Generator"):
+            within(call, 5)
+    within(generator.close, 5)
+
+
 POISON = 4  # a token that the self-check at construction does not read
 
 

@@ -16,6 +16,7 @@ import transformers
 from fastdraft.config import Model
 from fastdraft.errors import ConfigError, FastDraftError, ModelLoadError
 from fastdraft.models import gguf
+from fastdraft.models.support import refuse_config
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -60,6 +61,13 @@ def pick_device(device: str) -> torch.device:
             f"device is {device!r}, which is not usable here: {error}", hint="Try 'auto' or 'cpu'."
         ) from error
     return picked
+
+
+def _device(name: str) -> torch.device | str:
+    """A named device, index included; ``"auto"`` stays."""
+    if name == "auto":
+        return name
+    return torch.empty(0, device=pick_device(name)).device
 
 
 def torch_dtype(name: str) -> torch.dtype | str:
@@ -153,18 +161,27 @@ def load_model(spec: Model, *, device: str, dtype: str, progress: bool = False) 
         ConfigError: A loaded model together with options that would change it.
     """
     if spec.loaded:
-        return _adopt(spec, device, dtype) if spec.take else _borrow(spec)
+        return _adopt(spec, device, dtype) if spec.take else _borrow(spec, device, dtype)
     wanted = torch_dtype(spec.dtype or dtype)
     target = pick_device(spec.device or device)
     source = _resolve(spec, progress)
-    with _plain_errors(spec.label, "The weights"), quiet(progress):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+    refuse_config(load_config(spec, progress=progress), spec.label)
+    # Weights that a checkpoint lacks are drawn from the global generator, which is the user's.
+    with _plain_errors(spec.label, "The weights"), quiet(progress), torch.random.fork_rng(devices=[]):
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source,
             dtype=wanted,
             revision=spec.revision,
             trust_remote_code=spec.trust_remote_code,
+            output_loading_info=True,
             **spec.kwargs,
         )
+        model: PreTrainedModel = loaded[0]
+        if lacking := sorted(loaded[1]["missing_keys"]):
+            raise ModelLoadError(
+                f"the weights of {spec.label} lack {len(lacking)} of the model's tensors, such as {lacking[0]}.",
+                hint="They would be random numbers; fetch the checkpoint again.",
+            )
         if "device_map" not in spec.kwargs:
             model.to(target)  # type: ignore[arg-type]  # transformers wraps nn.Module.to without its types
     model.eval()
@@ -193,15 +210,15 @@ def _adopt(spec: Model, device: str, dtype: str) -> Loaded:
     return _describe(model, spec.label, getattr(model, "name_or_path", "") or "")
 
 
-def _borrow(spec: Model) -> Loaded:
+def _borrow(spec: Model, device: str, dtype: str) -> Loaded:
     model = _given(spec)
     for option, wanted, actual in (
-        ("dtype", spec.dtype, str(model.dtype).removeprefix("torch.")),
-        ("device", spec.device, str(model.device)),
+        ("dtype", torch_dtype(spec.dtype or dtype), model.dtype),
+        ("device", _device(spec.device or device), model.device),
     ):
-        if wanted not in (None, "auto", actual):
+        if wanted not in ("auto", actual):
             raise ConfigError(
-                f"{option}={wanted!r} was asked for a loaded model that has {actual!r}; a loaded model is not changed.",
+                f"{option}={wanted} was asked for a loaded model that has {actual}; a loaded model is not changed.",
                 hint=f"Leave {option} out, or hand the model over with take=True.",
             )
     if model.training:

@@ -60,7 +60,7 @@ def history(
 
 
 def assert_same_law(ours: Tensor, theirs: Tensor, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(ours.double(), theirs, atol=atol, rtol=1e-7 if ours.dtype == torch.float64 else 1e-4)
+    torch.testing.assert_close(ours.double(), theirs, atol=atol, rtol=1e-9 if ours.dtype == torch.float64 else 1e-4)
 
 
 @pytest.mark.parametrize("vocabulary", [60, 1024, 1025, 5000])

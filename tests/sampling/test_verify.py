@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastdraft.round import Draft, Verdict
 from fastdraft.sampling import noise
-from fastdraft.sampling.probs import History, Warp, probs, scores
+from fastdraft.sampling.probs import Warp, probs, scores
 from fastdraft.sampling.verify import Trial, draw, verify
 from tests.law import (
     CPU,
@@ -243,9 +243,9 @@ def test_stale_penalties_of_the_draft_alone_are_harmless() -> None:
     """q may be anything: the exactness rests on p, so what a mutant breaks must be p."""
 
     class StaleDraft(Game):
-        def history(self, warp: Warp, committed: Text, drafted: Text, first: int, rows: int) -> History:
-            stale = drafted if rows > 1 or not first else ()
-            return super().history(warp, committed, stale, 0 if first else first, rows)
+        def draft_scores(self, committed: Text, drafted: Text) -> Tensor:
+            logits_1V = self.draft.logits(self.prompt + committed + drafted)[None]
+            return scores(logits_1V, [self.history(self.warp, committed, (), 0, 1)])
 
     assert_exact(StaleDraft(TARGET, DRAFT, PENALISED, "ss"))
 
