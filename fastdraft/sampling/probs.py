@@ -154,7 +154,7 @@ def _penalise(scores_RV: Tensor, history: History) -> None:
         penalty = warp.repetition_penalty
         scaled_RU = torch.where(old_RU > 0, old_RU / penalty, old_RU * penalty)
         new_RU = torch.where((seen_U + count_RU) > 0, scaled_RU, old_RU)
-    new_RU = new_RU - warp.frequency_penalty * count_RU - warp.presence_penalty * (count_RU > 0)
+    new_RU = new_RU - warp.frequency_penalty * count_RU - warp.presence_penalty * count_RU.clamp(max=1)
     scores_RV[:, id_U] = new_RU
 
 
@@ -170,7 +170,8 @@ def probs(scores_RV: Tensor, warps: Sequence[Warp]) -> Tensor:
     """
     shifted_RV = scores_RV - scores_RV.amax(-1, keepdim=True)  # first, so that tiny temperatures don't overflow
     if any(not warp.greedy and warp.temperature != 1 for warp in warps):
-        temperature = [1.0 if warp.greedy else warp.temperature for warp in warps]
+        least = torch.finfo(shifted_RV.dtype).tiny  # a smaller one would be 0 in this dtype
+        temperature = [1.0 if warp.greedy else max(warp.temperature, least) for warp in warps]
         shifted_RV = shifted_RV / shifted_RV.new_tensor(temperature)[:, None]
     truncated = [i for i, warp in enumerate(warps) if warp.truncates]
     plain = [i for i, warp in enumerate(warps) if not warp.truncates and not warp.greedy]
@@ -214,7 +215,8 @@ def _truncate(p_RV: Tensor, logits_RV: Tensor, rows: list[int], warps: Sequence[
     keep_RK &= value64_RK - value64_RK[:, :1] >= value64_RK.new_tensor(min_p)[:, None]
     keep_RK[:, 0] = True
     if k < vocabulary:
-        open_R = keep_RK[:, -1].nonzero()[:, 0].tolist()
+        # What may reach beyond the candidates: a kept last one, or a top_k whose mass they don't hold.
+        open_R = (keep_RK[:, -1] | ((limit > k) & (limit < vocabulary))).nonzero()[:, 0].tolist()
         if open_R:
             _truncate(p_RV, logits_RV[open_R], [rows[i] for i in open_R], [warps[i] for i in open_R], vocabulary)
             done = [i for i in range(len(rows)) if i not in set(open_R)]

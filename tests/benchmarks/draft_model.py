@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,25 +62,23 @@ def main() -> None:
     constant = {"num_assistant_tokens": GAMMA, "num_assistant_tokens_schedule": "constant"}
     constant["assistant_confidence_threshold"] = 0.0
 
-    def assisted(ids: list[int], settings: dict[str, Any]) -> Run:
+    def assisted(ids: list[int], tokens: int, settings: dict[str, Any]) -> Run:
         draft.generation_config.update(**(default | settings))
-        return run_transformers(target, ids, args.tokens, assistant_model=draft)
+        return run_transformers(target, ids, tokens, assistant_model=draft)
 
     generator = Generator(target, [NGram(), DraftModel(draft)], tokenizer=tokenizer)
-    sides = {
-        "transformers plain": lambda ids: run_transformers(target, ids, args.tokens),
-        "transformers assisted, 4 constant": lambda ids: assisted(ids, constant),
-        "transformers assisted, default": lambda ids: assisted(ids, {}),
-        "transformers prompt lookup, 10": lambda ids: run_transformers(
-            target, ids, args.tokens, prompt_lookup_num_tokens=10
-        ),
-        "fastdraft plain": lambda ids: run_ours(generator, ids, args.tokens, gamma=0),
-        "fastdraft draft model, gamma 4": lambda ids: run_ours(
-            generator, ids, args.tokens, gamma=GAMMA, source="draft_model"
-        ),
-        "fastdraft n-gram, gamma 8": lambda ids: run_ours(generator, ids, args.tokens, gamma=8, source="ngram"),
-        "fastdraft n-gram then draft model, auto": lambda ids: run_ours(generator, ids, args.tokens),
+    sides: dict[str, Callable[[list[int], int], Run]] = {
+        "transformers plain": lambda ids, n: run_transformers(target, ids, n),
+        "transformers assisted, 4 constant": lambda ids, n: assisted(ids, n, constant),
+        "transformers assisted, default": lambda ids, n: assisted(ids, n, {}),
+        "transformers prompt lookup, 10": lambda ids, n: run_transformers(target, ids, n, prompt_lookup_num_tokens=10),
+        "fastdraft plain": lambda ids, n: run_ours(generator, ids, n, gamma=0),
+        "fastdraft draft model, gamma 4": lambda ids, n: run_ours(generator, ids, n, gamma=GAMMA, source="draft_model"),
+        "fastdraft n-gram, gamma 8": lambda ids, n: run_ours(generator, ids, n, gamma=8, source="ngram"),
+        "fastdraft n-gram then draft model, auto": lambda ids, n: run_ours(generator, ids, n),
     }
+    for side in sides.values():  # to warm up
+        side(tokenizer("def add(a, b):").input_ids, 8)
     rates: dict[str, list[float]] = {side: [] for side in sides}
     firsts: dict[str, list[float]] = {side: [] for side in sides}
     totals: dict[str, list[float]] = {side: [] for side in sides}
@@ -89,7 +88,11 @@ def main() -> None:
     for name, text in prompts().items():
         messages = [{"role": "user", "content": text}]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        runs = interleave({side: (lambda run=run, ids=ids: run(ids)) for side, run in sides.items()}, args.repeats)
+        runs = interleave(
+            {side: (lambda run=run, ids=ids: run(ids, args.tokens)) for side, run in sides.items()},
+            args.repeats,
+            warm=False,
+        )
         plain = runs["transformers plain"][0].tokens
         row = [name]
         for side, got in runs.items():

@@ -90,7 +90,11 @@ def run_transformers(model: Any, ids: Sequence[int], tokens: int, **options: Any
 
 
 def run_ours(generator: fastdraft.Generator, ids: Sequence[int], tokens: int, **options: Any) -> Run:
-    """Ours, greedy."""
+    """Ours, greedy, with no prefix left from an earlier run."""
+    engine = generator._worker._engine
+    assert engine is not None and engine.idle
+    for runner in (engine._runner, *(s.runner for s in engine._chain.sources if hasattr(s, "runner"))):
+        runner.pool.clear_prefixes()
     started = time.perf_counter()
     out = generator.generate(list(ids), temperature=0, max_tokens=tokens, ignore_eos=True, **options)
     total = time.perf_counter() - started
@@ -99,9 +103,9 @@ def run_ours(generator: fastdraft.Generator, ids: Sequence[int], tokens: int, **
     return Run(out.token_ids, stats.time_to_first_token, total, stats.tokens_per_second, stats.rounds)
 
 
-def interleave(sides: Mapping[str, Callable[[], Run]], repeats: int) -> dict[str, list[Run]]:
-    """Runs every side once to warm up, then all in turns."""
-    for side in sides.values():
+def interleave(sides: Mapping[str, Callable[[], Run]], repeats: int, *, warm: bool = True) -> dict[str, list[Run]]:
+    """Runs all sides in turns; once more before, uncounted, to warm up."""
+    for side in sides.values() if warm else ():
         side()
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     for _ in range(repeats):
