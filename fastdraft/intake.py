@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fastdraft.config import Prompt, SamplingParams, check_names, resolve_params
+from fastdraft.config import Prompt, SamplingParams
 from fastdraft.errors import ConfigError, InvalidConstraintError, PromptTooLongError
+from fastdraft.precedence import check_names, resolve_params
 from fastdraft.prompt import PromptEncoder
 from fastdraft.request import Event, Request, Tally
 from fastdraft.sampling.noise import derive_seed, new_seed

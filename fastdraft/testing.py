@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation
 
-from fastdraft.config import CallOptions, Prompt, SamplingParams, resolve_params
+from fastdraft.config import CallOptions, Prompt, SamplingParams
 from fastdraft.errors import (
     ConfigError,
     FastDraftError,
@@ -27,6 +27,7 @@ from fastdraft.errors import (
     InvalidConstraintError,
     OutputValidationError,
 )
+from fastdraft.precedence import resolve_params
 from fastdraft.prompt.messages import check_ids, read_items, read_messages, refuse_surrogates
 from fastdraft.results import TARGET, Chunk, Completion, FinishReason, Metrics, Stats, TokenLogprob
 from fastdraft.streams import AsyncStream, Stream

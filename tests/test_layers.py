@@ -29,7 +29,7 @@ LAYERS = (
     ("commit",),
     ("request",),
     ("sampling", "control", "constraints", "prompt", "text", "kv", "kv.pool", "kv.table"),
-    ("round", "results", "trace", "metrics"),
+    ("round", "results", "trace", "metrics", "precedence"),
     ("config",),
     ("errors", "_log"),
 )
@@ -39,7 +39,7 @@ FOLDERS = ("kv",)  # whose files stand on different levels, so that each is name
 NO_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 
 TORCH_FREE = {
-    *("", "errors", "_log", "config", "results", "round", "trace", "kv", "kv.pool", "kv.table"),
+    *("", "errors", "_log", "config", "results", "round", "trace", "precedence", "kv", "kv.pool", "kv.table"),
     *("request", "control", "testing"),
 }
 HEAVY = {"torch", "transformers"}

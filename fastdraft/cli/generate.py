@@ -15,9 +15,9 @@ from rich.console import Console
 import fastdraft
 from fastdraft.cli.figures import figures_table
 from fastdraft.cli.models import DEFAULT_MODEL
-from fastdraft.config import resolve_params
 from fastdraft.models.catalogue import CATALOGUE
 from fastdraft.models.store import load_path
+from fastdraft.precedence import resolve_params
 
 if TYPE_CHECKING:
     from fastdraft import Chunk, Completion, Prompt
