@@ -158,7 +158,7 @@ def build(config: GeneratorConfig) -> Built:
         sources.append(
             DraftModelProposer(source.name, draft_runner, context=draft_context, vocabulary=vocabulary, chunk=CHUNK)
         )
-    engine = Engine(runner, Chain(sources), FixedController(), Limits(config.max_batch, CHUNK, config.max_queue))
+    engine = Engine(runner, Chain(sources), FixedController(), Limits(config.max_batch, CHUNK))
     # A shared block is copied before it is written: one block stays for the copy.
     capacity = max(1, blocks - 1) * backend.block_size
     eos = tuple(i for i in target.eos or _tokenizer_eos(tokenizer) if i < vocabulary)

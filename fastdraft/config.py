@@ -311,7 +311,7 @@ class GeneratorConfig(_Spec):
         device: ``"auto"`` is CUDA where there is one, else CPU.
         dtype: For both models; ``"auto"`` is as stored.
         kv_memory: Bytes, such as ``"2GiB"``, or ``"auto"``; one budget for target and draft.
-        max_context: Tokens of prompt and output; None is the model's own limit.
+        max_context: Positions a call may use; None is the model's own limit. The last token of an output needs none.
         max_batch: Requests that decode together.
         max_queue: Requests that may wait.
         attention: ``"auto"`` or ``"sdpa"``.

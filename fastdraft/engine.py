@@ -15,7 +15,7 @@ from torch import Tensor
 from fastdraft._log import get_logger
 from fastdraft.commit import commit, end
 from fastdraft.control.plan import Controller, Offer
-from fastdraft.errors import FastDraftError, NumericalError
+from fastdraft.errors import FastDraftError, NumericalError, owned
 from fastdraft.models.runner import Feed, Runner
 from fastdraft.proposers.chain import Chain
 from fastdraft.proposers.draft_model import DraftModelProposer
@@ -37,6 +37,16 @@ class _Spent(NamedTuple):
 
     draft: float
     target: float
+
+
+class _Outcome(NamedTuple):
+    """One request's part of a verdict, on the host."""
+
+    drafted: tuple[int, ...]
+    sources: tuple[str, ...]
+    accepted: int
+    following: int
+    distortion_G: Tensor
 
 
 class Engine:
@@ -112,77 +122,71 @@ class Engine:
         for work in batch:
             work.request.tally.draft_seconds += spent.draft
             work.request.tally.target_seconds += spent.target
-        rounds, logits_RV = self._drop_broken(rounds, logits_RV)
         if not rounds:
             return
         histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, d in rounds]
         scores_RV = scores(logits_RV, histories)
+        rounds, rows = self._drop_broken(rounds, logits_RV, scores_RV)
+        if not rounds:
+            return
+        if len(rows) < len(scores_RV):
+            logits_RV, scores_RV = logits_RV[rows], scores_RV[rows]
         p_RV = probs(scores_RV, [r.warp for r, d in rounds for _ in range(len(d) + 1)])
         verdict = verify(p_RV, scores_RV, [_trial(r, d) for r, d in rounds])
-        # The round's one copy to the host.
+        # Token ids come to the host here.
         drafted_D = torch.cat([d.tokens_G for _, d in rounds])
         host = torch.cat([verdict.accepted_B, verdict.next_B, drafted_D]).tolist()
         accepted, following, ids = host[: len(rounds)], host[len(rounds) : 2 * len(rounds)], host[2 * len(rounds) :]
         row = 0
         for b, (request, draft) in enumerate(rounds):
-            first, mine = row - b, accepted[b]
-            drafted = tuple(ids[first : first + len(draft)])
-            tokens = (*drafted[:mine], following[b])
-            tokens = tokens[: commit(request, tokens)]
-            params = request.params
-            # Exact settings never distort; the sum is read only where there may be one.
-            lost = 0.0 if params.exact else float(verdict.distortion_BG[b, : len(tokens)].sum())
-            request.tally.add(draft.sources, min(len(tokens), mine), params.alpha, lost)
-            self._conclude(request, draft.sources, drafted, tokens, mine, logits_RV[row : row + len(tokens)], spent)
+            drafted = tuple(ids[row - b : row - b + len(draft)])
+            rows_RV = logits_RV[row : row + len(draft) + 1]
             row += len(draft) + 1
-        self._chain.observe([r for r, _ in rounds if r.finish_reason is None])
+            try:
+                mine = _Outcome(drafted, draft.sources, accepted[b], following[b], verdict.distortion_BG[b])
+                self._conclude(request, mine, rows_RV, spent)
+            except Exception as error:  # what goes wrong with one request's text is its own
+                self.fail(request, owned(error))
+        self._chain.observe([r for r, _ in rounds if r.table is not None])
 
     def _drop_broken(
-        self, rounds: list[tuple[Request, Draft]], logits_RV: Tensor
-    ) -> tuple[list[tuple[Request, Draft]], Tensor]:
-        """Ends requests whose logits are not finite; the others go on."""
-        if bool(torch.isfinite(logits_RV).all()):
-            return rounds, logits_RV
+        self, rounds: list[tuple[Request, Draft]], logits_RV: Tensor, scores_RV: Tensor
+    ) -> tuple[list[tuple[Request, Draft]], list[int]]:
+        """Ends requests that have no finite best score; the rows of the others go on."""
+        fine = torch.isfinite(scores_RV.amax(-1)).tolist()
         good: list[tuple[Request, Draft]] = []
         rows: list[int] = []
         first = 0
         for request, draft in rounds:
             mine = range(first, first + len(draft) + 1)
             first = mine.stop
-            if bool(torch.isfinite(logits_RV[mine.start : mine.stop]).all()):
+            if all(fine[row] for row in mine):
                 good.append((request, draft))
                 rows += mine
             else:
-                error = NumericalError(
-                    f"{request.model} returned nan or infinite logits after {len(request.tokens)} tokens.",
-                    hint="Try another dtype, such as float32; float16 overflows on many models.",
-                )
-                self.fail(request, error)
-        return good, logits_RV[rows]
+                broken = not bool(torch.isfinite(logits_RV[mine.start : mine.stop].amax(-1)).all())
+                self.fail(request, _numerical(request, broken))
+        return good, rows
 
-    def _conclude(
-        self,
-        request: Request,
-        sources: tuple[str, ...],
-        drafted: tuple[int, ...],
-        tokens: tuple[int, ...],
-        accepted: int,
-        rows_RV: Tensor,
-        spent: _Spent,
-    ) -> None:
-        """After a commit: KV, log-probabilities, trace, the chunk, and the end if this was it."""
+    def _conclude(self, request: Request, outcome: _Outcome, rows_RV: Tensor, spent: _Spent) -> None:
+        """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it."""
+        accepted, params = outcome.accepted, request.params
+        tokens = (*outcome.drafted[:accepted], outcome.following)
+        tokens = tokens[: commit(request, tokens)]
         assert request.table is not None
         request.table.truncate(len(request.tokens) - 1)
         request.table.publish(request.tokens)
-        now = time.perf_counter()
-        request.tally.arrive(len(tokens), now)
+        # Exact settings never distort; the sum is read only where there may be one.
+        lost = 0.0 if params.exact else float(outcome.distortion_G[: len(tokens)].sum())
+        request.tally.add(outcome.sources, min(len(tokens), accepted), params.alpha, lost)
+        request.tally.arrive(len(tokens), time.perf_counter())
         found = None
         if request.logprobs is not None:
-            found = _describe(request, rows_RV, tokens)
+            found = _describe(request, rows_RV[: len(tokens)], tokens)
             request.logprobs += found
-        origins = tuple(sources[i] if i < accepted else TARGET for i in range(len(tokens)))
+        origins = tuple(outcome.sources[i] if i < accepted else TARGET for i in range(len(tokens)))
         if request.rounds is not None:
-            request.rounds.append(TracedRound(drafted, sources, accepted, tokens, origins, *spent))
+            request.rounds.append(TracedRound(outcome.drafted, outcome.sources, accepted, tokens, origins, *spent))
         logged = None if found is None else tuple(found)
         request.emit(Chunk(request.text.take(), tokens, origins, logged, request.finish_reason))
         if request.finish_reason is not None:
@@ -233,6 +237,18 @@ class Engine:
             prefix_hit_tokens=self.scheduler.prefix_hits,
             prompt_tokens=self.scheduler.prompt_tokens,
         )
+
+
+def _numerical(request: Request, broken: bool) -> NumericalError:
+    if broken:
+        return NumericalError(
+            f"{request.model} returned nan or infinite logits after {len(request.tokens)} tokens.",
+            hint="Try another dtype, such as float32; float16 overflows on many models.",
+        )
+    return NumericalError(
+        "logit_bias, penalties, min_tokens and stop ids leave no token with a finite score.",
+        hint="Ban fewer tokens, or use smaller biases and penalties.",
+    )
 
 
 def _trial(request: Request, draft: Draft) -> Trial:

@@ -44,6 +44,7 @@ __all__ = [
     "QueueFullError",
     "UnsupportedModelError",
     "VocabularyMismatchError",
+    "owned",
 ]
 
 
@@ -130,6 +131,15 @@ class EngineFailedError(FastDraftError, RuntimeError):
 
 class GeneratorClosedError(FastDraftError, RuntimeError):
     """The generator was used after ``close()``."""
+
+
+def owned(error: BaseException) -> FastDraftError:
+    """What a caller gets for an error: ours as it is, anything else as the cause of an `EngineFailedError`."""
+    if isinstance(error, FastDraftError):
+        return error
+    wrapped = EngineFailedError(f"a round failed: {type(error).__name__}: {error}", hint="Its cause is attached.")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 class MissingDependencyError(FastDraftError, ImportError):

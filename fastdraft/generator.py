@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from fastdraft.build import MemoryPlan, build, plan_memory
 from fastdraft.config import (
     CallOptions,
+    DraftModel,
     GeneratorConfig,
     Model,
     ModelLike,
@@ -53,7 +54,7 @@ class Generator:
         dtype: Of both models; ``"auto"`` is as stored.
         kv_memory: Bytes, such as ``"2GiB"``, or ``"auto"``: 85 % of free CUDA memory; on CPU the smaller of 2 GiB and
             a quarter of free memory. One budget for target and drafts.
-        max_context: Tokens of prompt and output; None is the model's limit.
+        max_context: Positions a call may use; None is the model's limit. The last token of an output needs none.
         max_batch: Requests that decode together.
         max_queue: Requests that may wait.
         attention: ``"auto"`` or ``"sdpa"``.
@@ -483,8 +484,7 @@ class Generator:
         if os.getpid() == self._process:
             self._worker.close(drain=drain, timeout=timeout)
         self._finalizer.detach()
-        if self._config.target.take:  # handed over: nothing of ours may keep it alive
-            self._config = self._config.model_copy(update={"target": Model(self._config.target.label)})
+        self._config = _without_taken(self._config)
 
     async def aclose(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
         """`close` without blocking the event loop."""
@@ -503,6 +503,19 @@ class Generator:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose(drain=error is None)
+
+
+def _without_taken(config: GeneratorConfig) -> GeneratorConfig:
+    """The config with models that were handed over named only: nothing of ours may keep them alive."""
+
+    def named(model: Model) -> Model:
+        return Model(model.label) if model.take else model
+
+    draft = tuple(
+        source.model_copy(update={"model": named(source.model)}) if isinstance(source, DraftModel) else source
+        for source in config.draft
+    )
+    return config.model_copy(update={"target": named(config.target), "draft": draft})
 
 
 def _counted(items: Sequence[Request | FastDraftError], progress: bool) -> Iterable[Request | FastDraftError]:

@@ -49,7 +49,8 @@ class Ask:
     def __post_init__(self) -> None:
         if self.request_id is not None and (not isinstance(self.request_id, str) or not self.request_id):
             raise ConfigError(f"request_id is {self.request_id!r}, expected a non-empty string or None.")
-        if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout > 0):
+        seconds = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
+        if self.timeout is not None and not (seconds and self.timeout > 0):
             raise ConfigError(f"timeout is {self.timeout!r}, expected seconds > 0 or None.")
         if self.template_options is not None and not isinstance(self.template_options, Mapping):
             raise ConfigError(f"template_options is a {type(self.template_options).__name__}, expected a dict or None.")

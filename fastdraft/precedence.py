@@ -93,8 +93,8 @@ def check_names(overrides: Mapping[str, Any]) -> None:
 
 
 def _unset(name: str, value: Any) -> bool:
-    """None means "from the layer below" for the fields that have one."""
-    return value is None and name in {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+    """None means "from the layer below", but for the fields in which it says something."""
+    return value is None and name not in {"seed", "logprobs", "source"}
 
 
 def _nearest(name: str) -> str:

@@ -26,6 +26,7 @@ class Tally:
     """A request's statistics while they grow; `freeze` gives the public `Stats`."""
 
     arrived: float
+    admitted: bool = False
     started: float | None = None
     first_token: float | None = None
     first_count: int = 0

@@ -22,12 +22,10 @@ class Limits:
     Attributes:
         batch: Requests that run together.
         chunk: Prompt tokens fed in one round, over all requests.
-        queue: Requests that may wait.
     """
 
     batch: int
     chunk: int
-    queue: int
 
 
 class Work(NamedTuple):
@@ -88,7 +86,8 @@ class Scheduler:
                 return
             self.waiting.popleft()
             request.table = table
-            if not request.tally.rounds:
+            if not request.tally.admitted:  # not again after preemption
+                request.tally.admitted = True
                 request.tally.prefix_tokens = hit
                 self.prompt_tokens += len(request.prompt)
                 self.prefix_hits += hit

@@ -81,18 +81,23 @@ class Stream(_Handle[T], Iterator[Chunk]):
     def __next__(self) -> Chunk:
         if self._outcome is None:
             self._check_process()
-            chunk = self._take(self._events.get())
+            chunk = self._next(self._events.get())
             if chunk is not None:
                 return chunk
             self._result()  # an error is raised once here, then the stream is at its end
         raise StopIteration
+
+    def _next(self, event: Event) -> Chunk | None:
+        if not isinstance(event, Chunk):
+            self._events.put(event)  # for whoever else waits on this stream
+        return self._take(event)
 
     @property
     def completion(self) -> Completion[T]:
         """The whole completion; waits for the end and drops chunks not yet read. Raises the call's error."""
         while self._outcome is None:
             self._check_process()
-            self._take(self._events.get())
+            self._next(self._events.get())
         return self._result()
 
     def result(self) -> Completion[T]:
@@ -123,17 +128,22 @@ class AsyncStream(_Handle[T], AsyncIterator[Chunk]):
     async def __anext__(self) -> Chunk:
         if self._outcome is None:
             self._check_process()
-            chunk = self._take(await self._events.get())
+            chunk = self._next(await self._events.get())
             if chunk is not None:
                 return chunk
             self._result()
         raise StopAsyncIteration
 
+    def _next(self, event: Event) -> Chunk | None:
+        if not isinstance(event, Chunk):
+            self._events.put_nowait(event)  # for whoever else waits on this stream
+        return self._take(event)
+
     async def result(self) -> Completion[T]:
         """The whole completion; waits for the end and drops chunks not yet read. Raises the call's error."""
         while self._outcome is None:
             self._check_process()
-            self._take(await self._events.get())
+            self._next(await self._events.get())
         return self._result()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from fastdraft._log import get_logger
 from fastdraft.engine import Engine
-from fastdraft.errors import EngineFailedError, FastDraftError, GeneratorClosedError, QueueFullError
+from fastdraft.errors import EngineFailedError, GeneratorClosedError, QueueFullError, owned
 from fastdraft.request import Request
 from fastdraft.results import Metrics
 
@@ -37,6 +38,7 @@ class Worker:
         self._closing: Literal["", "drain", "cancel"] = ""
         self._broken: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     @property
     def status(self) -> Status:
@@ -105,6 +107,8 @@ class Worker:
             drain: Let running and waiting calls finish first; else they end as cancelled.
             timeout: Seconds to drain; what is left then is cancelled.
         """
+        if os.getpid() != self._process:  # a forked child has no worker, and the lock may be held for ever
+            return
         with self._wake:
             self._closing = "drain" if drain and self._closing != "cancel" else "cancel"
             self._wake.notify()
@@ -140,30 +144,21 @@ class Worker:
         self._engine = None
 
     def _round(self, engine: Engine) -> None:
-        """One round; what it raises ends the requests that took part, and the engine goes on."""
+        """One round; what it raises ends all running requests, or the waiting ones where none runs yet."""
         try:
             engine.step()
         except BaseException as error:  # also what is no Exception: a dead thread would leave every caller waiting
-            for request in list(engine.scheduler.running):
-                engine.fail(request, _owned(error))
+            for request in list(engine.scheduler.running or engine.scheduler.waiting):
+                engine.fail(request, owned(error))
             if _device_fault(error):
                 self._broken = error
                 for request in engine.everyone():
-                    engine.fail(request, _owned(error))
+                    engine.fail(request, owned(error))
                 with self._wake:
                     lost, self._inbox = list(self._inbox), deque()
                 for request in lost:
-                    request.emit(_owned(error))
+                    request.emit(owned(error))
             _log.warning("round_failed", error=type(error).__name__)
-
-
-def _owned(error: BaseException) -> FastDraftError:
-    """The error each caller gets: ours as it is, anything else as the cause of an `EngineFailedError`."""
-    if isinstance(error, FastDraftError):
-        return error
-    wrapped = EngineFailedError(f"a round failed: {type(error).__name__}: {error}", hint="Its cause is attached.")
-    wrapped.__cause__ = error
-    return wrapped
 
 
 def _device_fault(error: BaseException) -> bool:

@@ -1000,3 +1000,69 @@ def test_a_guest_changes_nothing_and_prints_nothing(model, words, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="5GB")
     words.save_pretrained(tmp_path)
     assert run_python(GUEST, tmp_path) == ""
+
+
+class TestOnlyTheOwnerSuffers:
+    """What goes wrong with one call, by its own settings or its own text, is not its mates' trouble."""
+
+    PROMPTS = ([4, 5, 6], [(7 * i) % 300 + 3 for i in range(20)])
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"logit_bias": {4: 1e39}},
+            {"presence_penalty": 1e39},
+            {"frequency_penalty": -3e38},
+            {"logit_bias": dict.fromkeys(range(320), float("-inf"))},
+            {"min_tokens": 1, "stop_token_ids": list(range(320))},
+        ],
+        ids=["bias", "presence", "frequency", "all banned", "all stop"],
+    )
+    @pytest.mark.parametrize("temperature", [0, 1.0])
+    def test_settings_that_leave_no_finite_score(self, options: dict, temperature: float, tokenizer) -> None:
+        model = tiny.model("llama")
+        expected = tiny.greedy(model, self.PROMPTS[1], 24)
+        with Generator(model, "auto", tokenizer=tokenizer) as generator:
+            mate = generator.stream(self.PROMPTS[1], temperature=0, max_tokens=24, ignore_eos=True)
+            try:
+                out = generator.generate(self.PROMPTS[0], temperature=temperature, max_tokens=6, **options)
+            except NumericalError as error:
+                assert "finite" in str(error)
+            else:  # a huge bias that float32 still holds simply wins
+                assert all(0 <= token < 320 for token in out.token_ids)
+            assert list(mate.completion.token_ids) == expected
+            metrics = generator.metrics()
+            assert metrics.free_blocks == metrics.total_blocks
+
+    @pytest.mark.parametrize("seed", [None, 3])
+    def test_a_draft_of_nans_costs_speed_alone(self, seed: int | None, tokenizer) -> None:
+        model = tiny.model("llama")
+        draft = tiny.perturbed(model, 0.02)
+        with torch.no_grad():
+            draft.model.embed_tokens.weight[319] = float("nan")
+        options = {"temperature": 1.0, "max_tokens": 24, "gamma": 4, "ignore_eos": True, "seed": seed}
+        with Generator(model, DraftModel(draft), tokenizer=tokenizer) as generator:
+            outs = generator.batch([[5, 319, 6], [5, 7, 6]], **options)
+            assert [out.completion_tokens for out in outs] == [24, 24]
+            assert outs[1].stats.accepted_tokens > 0
+            if seed is not None:
+                plain = generator.batch([[5, 319, 6], [5, 7, 6]], **(options | {"gamma": 0}))
+                assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
+
+    def test_two_readers_of_one_stream_both_get_the_end(self, tokenizer) -> None:
+        with Generator(tiny.model("llama"), "auto", tokenizer=tokenizer) as generator:
+            stream = generator.stream(self.PROMPTS[0], max_tokens=24, ignore_eos=True)
+            outcomes: list = []
+            readers = [threading.Thread(target=lambda: outcomes.append(stream.completion)) for _ in range(3)]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join(30)
+            assert len(outcomes) == 3 and outcomes[0] == outcomes[1] == outcomes[2]
+
+    def test_a_preempted_prompt_is_counted_once(self, tokenizer) -> None:
+        prompts = [[(t + s) % 300 + 3 for t in range(100)] for s in range(4)]
+        memory = 16 * 16 * 256
+        with Generator(tiny.model("llama"), None, tokenizer=tokenizer, kv_memory=memory) as generator:
+            generator.batch(prompts, max_tokens=30, temperature=0, ignore_eos=True)
+            assert generator.metrics().prompt_tokens == 400

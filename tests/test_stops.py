@@ -9,11 +9,25 @@ from typing import Any
 import pytest
 
 from fastdraft import Completion, DraftModel, Generator, NGram
+from fastdraft.kv.table import Table
 from tests import tiny
 
 PROMPT = [(7 * i) % 300 + 3 for i in range(20)]
 TOKENS = 30
 GAMMAS = (1, 4, 8)
+RELEASED: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes how many tokens each table held in KV when its request ended."""
+    release = Table.release
+
+    def noted(table: Table) -> None:
+        RELEASED.append(table.length)
+        release(table)
+
+    monkeypatch.setattr(Table, "release", noted)
 
 
 @functools.cache
@@ -33,7 +47,10 @@ def _agree(source: str, gamma: int, **options: Any) -> Completion[Any]:
     generator = _generator(source)
     common = {"temperature": 0, "logprobs": 2, "max_tokens": TOKENS} | options
     plain = generator.generate(PROMPT, gamma=0, **common)
+    RELEASED.clear()
     fast = generator.generate(PROMPT, gamma=gamma, **common)
+    # The target's KV ends one token before the output does; no draft's goes further.
+    assert max(RELEASED) == len(PROMPT) + len(plain.token_ids) - 1
     with generator.stream(PROMPT, gamma=gamma, **common) as stream:
         chunks = list(stream)
     for out in (fast, stream.completion):

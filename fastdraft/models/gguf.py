@@ -51,7 +51,7 @@ _DIGITS_THEN_BYTES = {
 }
 
 # transformers keeps its verbosity and progress bars for the whole process; conversions take turns at them.
-_turn = threading.Lock()
+TURN = threading.RLock()
 
 
 def converted_path(sha256: str) -> Path:
@@ -170,7 +170,7 @@ def _as_a_guest(*, progress: bool) -> Iterator[None]:
     gguf = import_module("gguf")
     root = logging.getLogger("transformers")
     with (
-        _turn,
+        TURN,
         _swapped(reader, "tqdm", lambda own: lambda *args, **kwargs: bar(own, args, kwargs)),
         # The map of names is built anew for each of the model's modules.
         _swapped(gguf, "get_tensor_name_map", functools.cache),

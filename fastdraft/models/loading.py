@@ -117,6 +117,11 @@ def _plain_errors(label: str, part: str) -> Iterator[None]:
 @contextmanager
 def quiet(progress: bool) -> Iterator[None]:
     """transformers' own bars and advice, off while it loads, and its switches put back as they were."""
+    with gguf.TURN:  # transformers' switches are one to a process: whoever moves them takes turns
+        yield from _quiet(progress)
+
+
+def _quiet(progress: bool) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
 

@@ -30,7 +30,15 @@ ATTENTION = "fastdraft"
 
 # Keywords that reach every attention function and change nothing for ours.
 _HARMLESS = frozenset(
-    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "is_causal", "layer_idx"}
+    {
+        "position_ids",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "is_causal",
+        "layer_idx",
+        "output_router_logits",
+    }
 )
 
 

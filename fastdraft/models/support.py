@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.attention.base import AttentionBackend
-from fastdraft.errors import UnsupportedModelError
+from fastdraft.errors import FastDraftError, UnsupportedModelError
 from fastdraft.kv.cache import LayerShape
 from fastdraft.models.runner import Feed, Runner, own_forward
 
@@ -85,10 +85,12 @@ def examine(model: PreTrainedModel, label: str, backend: AttentionBackend, vocab
         try:
             own_short, shapes = own_forward(model, short)
             own_long, _ = own_forward(model, long)
-        except (AttributeError, TypeError, KeyError) as error:
-            raise _unsupported(label, f"its own forward returns no plain key/value cache ({error})") from error
+            paged = _paged(model, shapes, backend, vocabulary, long, short)
+        except (FastDraftError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # each architecture fails in its own way
+            raise _unsupported(label, f"its forward does not fit ({type(error).__name__}: {error})") from error
         own = torch.cat([own_long[:, :vocabulary], own_short[:, :vocabulary]])
-        paged = _paged(model, shapes, backend, vocabulary, long, short)
     gap = (own.double() - paged.double()).abs().max().item()
     scale = own.double().std().item() + 1e-12
     if not gap <= _tolerance(model.dtype) * scale:

@@ -46,8 +46,7 @@ class DraftModelProposer:
         tokens: list[list[Tensor]] = [[] for _ in requests]
         q: list[list[Tensor]] = [[] for _ in requests]
         limits = [self._admit(r, g) for r, g in zip(requests, gammas, strict=True)]
-        active = [i for i, limit in enumerate(limits) if limit > 0]
-        self._catch_up([requests[i] for i in active])
+        active = self._catch_up(requests, limits)
         step = 0
         while active:
             p_BV, chosen_B = self._step([requests[i] for i in active], [tokens[i] for i in active], step)
@@ -78,17 +77,28 @@ class DraftModelProposer:
         try:
             self.runner.reserve(table, length + limit - 1)
         except CacheFullError:
-            self.forget(request)
             return 0
         return limit
 
-    def _catch_up(self, requests: Sequence[Request]) -> None:
-        """Feeds what a request's table lacks, in chunks, until one last forward remains."""
-        for request in requests:
+    def _catch_up(self, requests: Sequence[Request], limits: Sequence[int]) -> list[int]:
+        """Feeds what tables lack, one chunk a round for the whole batch; returns who can draft in this round.
+
+        A long prompt is caught up with over several rounds, so that nobody else waits for it.
+        """
+        budget = self._chunk
+        ready = []
+        for i, request in enumerate(requests):
+            if limits[i] <= 0:
+                continue
             table = self._tables[request]
-            while len(request.tokens) - table.length > self._chunk:
-                feed = Feed(request.tokens[table.length : table.length + self._chunk])
-                self.runner.forward([feed], [table], [0])
+            lag = len(request.tokens) - table.length
+            if lag == 1 or lag <= budget:
+                ready.append(i)
+                budget -= lag if lag > 1 else 0
+            elif budget > 0:
+                self.runner.forward([Feed(request.tokens[table.length : table.length + budget])], [table], [0])
+                budget = 0
+        return ready
 
     def _step(self, requests: Sequence[Request], drafted: Sequence[list[Tensor]], step: int) -> tuple[Tensor, Tensor]:
         """One forward and one draw for the batch."""
@@ -108,6 +118,8 @@ class DraftModelProposer:
             for r, d in zip(requests, drafted, strict=True)
         ]
         scores_BV = scores(logits_BV, histories)
+        # A broken draft guesses evenly: an exact q like any other, and no other request suffers.
+        scores_BV = torch.where(scores_BV.amax(-1, keepdim=True).isfinite(), scores_BV, 0.0)
         if all(warp.greedy for warp in warps):
             return scores_BV, scores_BV.argmax(-1)
         p_BV = probs(scores_BV, warps)
