@@ -8,7 +8,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PIP := .venv/bin/python -m pip
 INSTALL := $(PIP) install -qq --disable-pip-version-check --constraint constraints.txt
 TORCH_INDEX ?=
-PYTEST := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false RAYON_NUM_THREADS=1 .venv/bin/python -m pytest
+# One process a core and one thread a process: tiny models gain nothing from threads.
+PYTEST := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false RAYON_NUM_THREADS=1 OMP_NUM_THREADS=1 \
+	.venv/bin/python -m pytest -n auto --dist loadfile
 
 .PHONY: help demo test check slow bench docs clean
 
