@@ -73,6 +73,11 @@ class _Script:
         time.sleep(self._pause())
         return self._event()
 
+    def put(self, event: Any) -> None:
+        """An outcome that a stream puts back for its other readers: `get` gives it again by itself."""
+
+    put_nowait = put
+
     @property
     def running(self) -> bool:
         return not (self.cancelled or (self._read and self._read[-1].finish_reason))

@@ -66,7 +66,7 @@ def _sample(source: str, seed: int = 1, **options: Any) -> tuple[Array, list[Com
             target,
             drafts[source],
             tokenizer=tiny.letters(VOCABULARY),
-            max_batch=256,
+            max_batch=96,  # all prompts fit one prefill chunk, so that nobody skips a round's draft
             max_queue=SAMPLES,
             kv_memory="32MiB",
         ) as generator,
@@ -120,11 +120,13 @@ def test_outputs_have_the_targets_law_on_the_whole_grid(
 
 def _check_lossy(alpha: float, rule: Any, **options: Any) -> None:
     counts, outs = _sample("draft_model", **options, alpha=alpha, acceptance_rule=rule)
+    # What a lossy setting emits depends on what is drafted where; the first round may be left plain.
+    (first,) = {out.stats.gammas[0] for out in outs}
     p, q = _law(0, options), _law(1, options)
     law, distortion = emitted_joint(
         p,
         lambda text, step: q(text),
-        lambda number, left: GAMMA if number else 0,  # the first round never drafts with a model
+        lambda number, left: GAMMA if number else first,
         VOCABULARY,
         TOKENS,
         alpha,

@@ -50,8 +50,8 @@ class FixedController:
         for offer in offers:
             if params.source not in (None, offer.name):
                 continue
-            # The first token should not wait for a draft model's prefill.
-            if offer.model and rounds == 0:
+            # Left to us, the first token does not wait for a draft model's prefill; an integer fixes every round.
+            if offer.model and rounds == 0 and params.gamma == "auto":
                 continue
             wanted = self.auto[offer.model] if params.gamma == "auto" else params.gamma
             gamma = min(wanted, left - 1)

@@ -126,8 +126,9 @@ def main() -> None:
     body = (
         f"Qwen2.5-Coder-1.5B-Instruct with the 0.5B as draft, bfloat16, greedy, {args.tokens} tokens, "
         f"{len(plain_names)} prompts of code, extraction and edit. Rates and times are geometric means over the "
-        "prompts. In bfloat16 a verify's rows round differently from single rows, so near-ties may fall the other "
-        f"way: in float32 all sides agree.\n\n{table(head, rows)}\n\n"
+        "prompts. In bfloat16 rows computed in another shape or by another attention kernel round differently, so "
+        "near-ties may fall the other way; equality in float32 is what the tests prove.\n\n"
+        f"{table(head, rows)}\n\n"
         + bars(
             "draft-model",
             "decode rate over transformers plain",
