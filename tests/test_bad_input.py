@@ -134,7 +134,6 @@ PROMPTS: dict[str, tuple[Any, type[FastDraftError], tuple[str, ...]]] = {
 OPTIONS: dict[str, tuple[dict[str, Any], type[FastDraftError], tuple[str, ...]]] = {
     "max_tokens 0": ({"max_tokens": 0}, ConfigError, ("max_tokens", "0", "greater than or equal to 1")),
     "max_tokens -1": ({"max_tokens": -1}, ConfigError, ("max_tokens", "-1", "greater than or equal to 1")),
-    "max_tokens None": ({"max_tokens": None}, ConfigError, ("max_tokens", "None", "integer")),
     "max_tokens 2.5": ({"max_tokens": 2.5}, ConfigError, ("max_tokens", "2.5", "integer")),
     "max_tokens True": ({"max_tokens": True}, ConfigError, ("max_tokens", "True")),
     "gamma True": ({"gamma": True}, ConfigError, ("gamma", "True")),

@@ -85,11 +85,14 @@ def examine(model: PreTrainedModel, label: str, backend: AttentionBackend, vocab
         try:
             own_short, shapes = own_forward(model, short)
             own_long, _ = own_forward(model, long)
+        except (AttributeError, TypeError, KeyError) as error:
+            raise _unsupported(label, f"its own forward returns no plain key/value cache ({error})") from error
+        try:
             paged = _paged(model, shapes, backend, vocabulary, long, short)
         except (FastDraftError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # each architecture fails in its own way
-            raise _unsupported(label, f"its forward does not fit ({type(error).__name__}: {error})") from error
+            raise _unsupported(label, f"its paged forward fails ({type(error).__name__}: {error})") from error
         own = torch.cat([own_long[:, :vocabulary], own_short[:, :vocabulary]])
     gap = (own.double() - paged.double()).abs().max().item()
     scale = own.double().std().item() + 1e-12
