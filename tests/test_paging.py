@@ -199,3 +199,15 @@ def _contents(runner: Runner, table: Any) -> list[torch.Tensor]:
     slots = [table.blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(table.length)]
     cache = runner._cache
     return [pool[slots] for pool in (*cache.keys, *cache.values)]
+
+
+def test_whether_a_request_drafts_does_not_depend_on_its_batch_mates(tokenizer: Any) -> None:
+    target = tiny.model("llama", context=1024)
+    prompts = [[(t * 7 + shift) % 300 + 3 for t in range(200)] for shift in range(8)]
+    options: dict[str, Any] = {"temperature": 1.0, "verification": "rejection", "alpha": 0.5, "gamma": 3, "seed": 5}
+    with Generator(target, DraftModel(tiny.perturbed(target, 0.03)), tokenizer=tokenizer) as generator:
+        together = generator.batch(prompts, max_tokens=12, ignore_eos=True, **options)
+        alone = [generator.generate(prompt, max_tokens=12, ignore_eos=True, **options) for prompt in prompts]
+    # 1,600 tokens to catch up with in one round: each still drafts as it does by itself.
+    assert [out.stats.gammas[:3] for out in together] == [out.stats.gammas[:3] for out in alone]
+    assert all(gamma > 0 for out in together for gamma in out.stats.gammas[:2])

@@ -21,6 +21,8 @@ from fastdraft.sampling.verify import choose, draw
 
 __all__ = ["DraftModelProposer"]
 
+_PACKED = 32  # lagging tokens that ride along in the batch's first draft forward; more would make it unboundedly large
+
 
 class DraftModelProposer:
     """Drafts a whole batch step by step, under each request's own penalties, temperature and truncation.
@@ -81,23 +83,23 @@ class DraftModelProposer:
         return limit
 
     def _catch_up(self, requests: Sequence[Request], limits: Sequence[int]) -> list[int]:
-        """Feeds what tables lack, one chunk a round for the whole batch; returns who can draft in this round.
+        """Feeds what tables lack, at most one chunk a request and round; returns who can draft in this round.
 
-        A long prompt is caught up with over several rounds, so that nobody else waits for it.
+        A long prompt is caught up with over several rounds. Whether a request drafts depends on its own tokens alone:
+        a budget shared with batch mates would make a lossy output's law depend on who else runs.
         """
-        budget = self._chunk
         ready = []
         for i, request in enumerate(requests):
             if limits[i] <= 0:
                 continue
             table = self._tables[request]
             lag = len(request.tokens) - table.length
-            if lag == 1 or lag <= budget:
+            if lag > _PACKED:  # by itself, all but the token that the first draft is drawn after
+                fed = min(lag - 1, self._chunk)
+                self.runner.forward([Feed(request.tokens[table.length : table.length + fed])], [table], [0])
+                lag -= fed
+            if lag <= _PACKED:
                 ready.append(i)
-                budget -= lag if lag > 1 else 0
-            elif budget > 0:
-                self.runner.forward([Feed(request.tokens[table.length : table.length + budget])], [table], [0])
-                budget = 0
         return ready
 
     def _step(self, requests: Sequence[Request], drafted: Sequence[list[Tensor]], step: int) -> tuple[Tensor, Tensor]:
