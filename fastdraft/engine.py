@@ -224,6 +224,11 @@ class Engine:
         """Running and waiting requests."""
         return [*self.scheduler.running, *self.scheduler.waiting]
 
+    def forget_prefixes(self) -> None:
+        """Drops reusable prefixes; what running requests hold stays."""
+        for runner in (self._runner, *(s.runner for s in self._chain.sources if isinstance(s, DraftModelProposer))):
+            runner.pool.clear_prefixes()
+
     def metrics(self) -> Metrics:
         """A snapshot."""
         pools = [s.runner.pool for s in self._chain.sources if isinstance(s, DraftModelProposer)]

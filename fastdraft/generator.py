@@ -24,6 +24,7 @@ from fastdraft.config import (
     Source,
     make_config,
 )
+from fastdraft.engine import Engine
 from fastdraft.errors import ConfigError, FastDraftError, ForkedProcessError
 from fastdraft.intake import Ask
 from fastdraft.models.pairing import Pairing
@@ -149,6 +150,11 @@ class Generator:
         """A snapshot of running and waiting calls and of the KV blocks."""
         self._check_process()
         return self._worker.metrics()
+
+    def forget_prefixes(self) -> None:
+        """Drops the KV of earlier prompts, so that the next call computes its whole prompt, as a first call does."""
+        self._check_process()
+        self._worker.ask(Engine.forget_prefixes)
 
     @overload
     def generate(

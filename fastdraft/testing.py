@@ -269,6 +269,11 @@ class ScriptedGenerator(_Surface):
             running = sum(script.running for script in self._scripts)
             return Metrics(running, 0, 0, 0, 0, 0, 0, sum(_read_prompt(call.prompt)[1] for call in self.calls))
 
+    def forget_prefixes(self) -> None:
+        """Nothing to forget: there is no KV."""
+        with self._lock:
+            self._refuse_closed()
+
     def close(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
         """Refuses further calls. Open streams can be read to their end; without ``drain`` they are cancelled."""
         with self._lock:

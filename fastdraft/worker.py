@@ -6,7 +6,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from concurrent.futures import Future
+from typing import Literal, TypeAlias, TypeVar
 
 from fastdraft._log import get_logger
 from fastdraft.engine import Engine
@@ -17,6 +18,8 @@ from fastdraft.results import Metrics
 __all__ = ["Status", "Worker"]
 
 _log = get_logger(__name__)
+
+T = TypeVar("T")
 
 Status: TypeAlias = Literal["loading", "ready", "draining", "failed"]
 
@@ -83,22 +86,31 @@ class Worker:
         Raises:
             GeneratorClosedError: After `close`.
         """
-        answer: list[Metrics] = []
-        done = threading.Event()
+        return self.ask(Engine.metrics)
+
+    def ask(self, question: Callable[[Engine], T]) -> T:
+        """Runs a question on the engine's own thread, between rounds, and waits for its answer.
+
+        Raises:
+            GeneratorClosedError: After `close`.
+            EngineFailedError: After a device fault.
+        """
+        answer: Future[T] = Future()
 
         def errand(engine: Engine) -> None:
-            answer.append(engine.metrics())
-            done.set()
+            try:
+                answer.set_result(question(engine))
+            except BaseException as error:  # the caller's, and no end of the thread
+                answer.set_exception(error)
 
         with self._wake:
             self._check_open()
             if self._thread is None:
                 assert self._engine is not None
-                return self._engine.metrics()
+                return question(self._engine)
             self._errands.append(errand)
             self._wake.notify()
-        done.wait()
-        return answer[0]
+        return answer.result()
 
     def close(self, *, drain: bool = True, timeout: float | None = 30.0) -> None:
         """Ends the thread; idempotent, from any thread.

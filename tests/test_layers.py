@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     ("integrations", "cli"),
     ("doctor", "bench", "audit", "training", "testing"),
+    ("timing",),
     ("",),  # fastdraft/__init__.py, the public face
     ("generator",),
     ("build", "worker", "streams", "intake"),
@@ -29,7 +30,7 @@ LAYERS = (
     ("commit",),
     ("request",),
     ("sampling", "control", "constraints", "prompt", "text", "kv", "kv.pool", "kv.table"),
-    ("round", "results", "trace", "metrics", "precedence"),
+    ("round", "results", "trace", "metrics", "precedence", "workload"),
     ("config",),
     ("errors", "_log"),
 )
@@ -40,15 +41,22 @@ NO_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 
 TORCH_FREE = {
     *("", "errors", "_log", "config", "results", "round", "trace", "precedence", "kv", "kv.pool", "kv.table"),
-    *("request", "control", "testing"),
+    *("request", "control", "testing", "workload"),
 }
 HEAVY = {"torch", "transformers"}
 
 CORE = {"torch", "transformers", "pydantic", "pydantic_core", "structlog", "tqdm"}
 # What only some rooms may import. Beyond this, a third party is let in by the file named for it: llguidance
 # by constraints/llguidance.py, flash_attn by attention/flash.py, langchain_core by integrations/langchain.py.
-GUESTS = {"outlines": "constraints", "typer": "cli", "rich": "cli", "numpy": "models.gguf", "accelerate": "models.gguf"}
-LAZY = {"gguf", "numpy"}  # only inside functions, so that the extra stays optional
+GUESTS = {
+    "outlines": "constraints",
+    "typer": "cli",
+    "rich": "cli",
+    "matplotlib": "bench",
+    "numpy": "models.gguf",
+    "accelerate": "models.gguf",
+}
+LAZY = {"gguf", "numpy", "matplotlib"}  # only inside functions, so that the extra stays optional
 
 
 class Import(NamedTuple):

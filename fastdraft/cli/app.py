@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 import fastdraft
 from fastdraft.cli import USAGE
+from fastdraft.cli.bench import bench
 from fastdraft.cli.demo import demo
 from fastdraft.cli.generate import generate
 from fastdraft.cli.models import models
@@ -53,6 +54,7 @@ def _root(
     """Exact speculative decoding: the target model's own output, sooner."""
 
 
+app.command()(bench)
 app.command()(demo)
 app.command()(generate)
 app.command()(models)

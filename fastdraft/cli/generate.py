@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,8 +14,7 @@ from rich.console import Console
 import fastdraft
 from fastdraft.cli.figures import figures_table
 from fastdraft.cli.models import DEFAULT_MODEL
-from fastdraft.models.catalogue import CATALOGUE
-from fastdraft.models.store import load_path
+from fastdraft.cli.named import named_draft, named_model
 from fastdraft.precedence import resolve_params
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def generate(
     )
     resolve_params(None, options, defaults=fastdraft.SamplingParams(), model={})  # refuses before anything is loaded
     with (
-        fastdraft.Generator(_model(target), draft=_draft(draft)) as generator,
+        fastdraft.Generator(named_model(target), draft=named_draft(draft)) as generator,
         generator.stream(asked, **options) as stream,
     ):
         if not as_json:
@@ -73,20 +71,6 @@ def _prompt(text: str, *, chat: bool) -> Prompt:
 
 def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _model(name: str) -> str | Path:
-    return load_path(name, progress=True) if name.lower() in CATALOGUE else name
-
-
-def _draft(name: str) -> Any:
-    match name:
-        case "none":
-            return None
-        case "ngram":
-            return fastdraft.NGram()
-        case _:
-            return fastdraft.DraftModel(_model(name))
 
 
 def _print_text(chunks: Iterable[Chunk]) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import datetime
 import json
 import platform
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,29 +20,24 @@ import torch
 import transformers
 
 import fastdraft
+from fastdraft.timing import Run, interleave, median, time_call
+
+__all__ = [
+    "Clock",
+    "Run",
+    "bars",
+    "interleave",
+    "median",
+    "run_ours",
+    "run_transformers",
+    "table",
+    "workload",
+    "write",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "benchmarks"
 WORKLOADS = ROOT.parent / "shared" / "workloads"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One generation.
-
-    Attributes:
-        tokens: Generated ids.
-        first: Seconds to the first token.
-        total: Seconds to the last.
-        rate: Decode rate: tokens after the first delivery over the time after it; None where there was only one.
-        calls: Target forwards that gave tokens.
-    """
-
-    tokens: tuple[int, ...]
-    first: float
-    total: float
-    rate: float | None
-    calls: int
 
 
 @dataclass(slots=True)
@@ -91,31 +85,7 @@ def run_transformers(model: Any, ids: Sequence[int], tokens: int, **options: Any
 
 def run_ours(generator: fastdraft.Generator, ids: Sequence[int], tokens: int, **options: Any) -> Run:
     """Ours, greedy, with no prefix left from an earlier run."""
-    engine = generator._worker._engine
-    assert engine is not None and engine.idle
-    for runner in (engine._runner, *(s.runner for s in engine._chain.sources if hasattr(s, "runner"))):
-        runner.pool.clear_prefixes()
-    started = time.perf_counter()
-    out = generator.generate(list(ids), temperature=0, max_tokens=tokens, ignore_eos=True, **options)
-    total = time.perf_counter() - started
-    stats = out.stats
-    assert stats.time_to_first_token is not None
-    return Run(out.token_ids, stats.time_to_first_token, total, stats.tokens_per_second, stats.rounds)
-
-
-def interleave(sides: Mapping[str, Callable[[], Run]], repeats: int, *, warm: bool = True) -> dict[str, list[Run]]:
-    """Runs all sides in turns; once more before, uncounted, to warm up."""
-    for side in sides.values() if warm else ():
-        side()
-    runs: dict[str, list[Run]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, side in sides.items():
-            runs[name].append(side())
-    return runs
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+    return time_call(generator, list(ids), **{"temperature": 0, "max_tokens": tokens, "ignore_eos": True} | options)
 
 
 def workload(file: str, key: Callable[[Any], str], picks: Sequence[int]) -> list[str]:

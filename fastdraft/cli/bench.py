@@ -1,0 +1,122 @@
+"""``fastdraft bench``: plain decoding against each source and draft length, on your own prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from pydantic_core import to_jsonable_python
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import fastdraft
+from fastdraft.cli.models import DEFAULT_MODEL
+from fastdraft.cli.named import named_draft, named_model
+from fastdraft.errors import ConfigError
+from fastdraft.workload import read_prompts
+
+if TYPE_CHECKING:
+    from fastdraft.bench import BenchReport
+
+__all__ = ["bench"]
+
+
+def bench(
+    target: Annotated[
+        str, typer.Option(help="Hub id, folder, .gguf file, or a name that 'fastdraft models' lists.")
+    ] = DEFAULT_MODEL,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(help="'ngram' or a draft model; may be given again.", show_default="ngram"),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='One prompt a line, or .jsonl with "prompt".', show_default="five that come along"),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")] = True,
+    tokens: Annotated[int, typer.Option(help="New tokens of each run.")] = 96,
+    gamma: Annotated[
+        list[str] | None,
+        typer.Option(help="A draft length or 'auto'; may be given again.", show_default="2 4 6 8 12 auto"),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each side on each prompt.")] = 3,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampled runs comparable.", show_default=False)] = None,
+    dtype: Annotated[str, typer.Option(help="Of target and draft; auto is as stored.")] = "auto",
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the report here, as JSON.", show_default=False)
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the rates here, as PNG; needs matplotlib.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure a target and its drafts: plain, each source, each draft length, in turns; medians.
+
+    Every run starts without a kept prefix and makes exactly as many tokens as asked.
+    """
+    from fastdraft.bench import GAMMAS, plot, run
+
+    asked = None if prompts is None else read_prompts(prompts, chat=chat)
+    lengths = GAMMAS if gamma is None else [_length(value) for value in gamma]
+    sources = [named_draft(name) for name in draft or ("ngram",)]
+    kept = [source for source in sources if source is not None]
+    with fastdraft.Generator(named_model(target), draft=kept or None, dtype=dtype) as generator:
+        report = run(
+            generator,
+            asked,
+            tokens=tokens,
+            gammas=lengths,
+            repeats=repeats,
+            temperature=temperature,
+            seed=seed,
+            progress=True,
+        )
+    _print(report, target)
+    if json_path is not None:
+        json_path.write_text(json.dumps(to_jsonable_python(report), indent=2) + "\n", "utf-8")
+    if plot_path is not None:
+        plot(report, plot_path)
+
+
+def _length(value: str) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"gamma is {value!r}, expected an integer or 'auto'.") from None
+
+
+def _print(report: BenchReport, target: str) -> None:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("")
+    for heading in ("tok/s", "ratio", "first, s", "all, s", "accepted", "tok/call", "equal"):
+        table.add_column(heading, justify="right")
+    for side in report.sides:
+        table.add_row(
+            side.name,
+            _number(side.tokens_per_second, ".1f"),
+            _number(side.ratio, ".2f"),
+            f"{side.time_to_first_token:.3f}",
+            f"{side.seconds:.2f}",
+            _number(side.acceptance_rate, ".0%"),
+            _number(side.mean_acceptance_length, ".2f"),
+            "-" if side.equal is None else f"{side.equal} of {len(report.prompts)}",
+            style="bold" if side is report.best else "",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"\n{target}: {len(report.prompts)} prompts, {report.tokens} tokens each, temperature {report.temperature:g}; "
+        f"medians of {report.repeats} runs, in turns. tok/s: the tokens after the first over the time after it; ratio: "
+        f"over plain; equal: prompts with plain's tokens.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

@@ -1,0 +1,65 @@
+"""The commands that measure: bench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tests.cli.test_cli import ESCAPE, call
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Folders of a tiny target and of a draft that mostly agrees with it."""
+    target = tiny.model(context=512)
+    folders = []
+    for name, model in (("target", target), ("draft", tiny.perturbed(target, 0.1))):
+        folder = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder)
+        tiny.tokenizer().save_pretrained(folder)
+        folders.append(str(folder))
+    return folders[0], folders[1]
+
+
+def test_bench_prints_a_table_and_writes_json_and_a_picture(pair: tuple[str, str], tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one and two\nthree and four\n", "utf-8")
+    models = ("--target", pair[0], "--draft", "ngram", "--draft", pair[1], "--prompts", str(prompts), "--raw")
+    settings = ("--tokens", "6", "--gamma", "2", "--gamma", "auto", "--repeats", "1", "--dtype", "float32")
+    files = ("--json", str(tmp_path / "rates.json"), "--plot", str(tmp_path / "rates.png"))
+    result = call("bench", *models, *settings, *files, env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    rows = [line.split("  ")[0].strip() for line in ESCAPE.sub("", result.stdout).splitlines()]
+    names = ["plain", "ngram 2", "ngram auto", "draft_model 2", "draft_model auto", "all sources auto"]
+    assert [row for row in rows if row in names] == names
+    report = json.loads((tmp_path / "rates.json").read_text("utf-8"))
+    assert [side["name"] for side in report["sides"]] == names
+    assert (report["prompts"], report["tokens"], report["repeats"]) == (["1", "2"], 6, 1)
+    assert all(side["equal"] == 2 for side in report["sides"])
+    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gamma", "many"), "gamma is 'many'"),
+        (("--prompts", "/there/is/no/such/file"), "cannot be read"),
+    ],
+)
+def test_bench_refuses_before_anything_is_loaded(arguments: tuple[str, ...], said: str):
+    result = call("bench", "--target", "/there/is/no/such/model", *arguments)
+    assert result.exit_code == 2
+    assert said in ESCAPE.sub("", result.output)
+
+
+def test_bench_of_a_target_without_a_draft_is_plain_alone(pair: tuple[str, str], tmp_path: Path):
+    path = tmp_path / "plain.json"
+    result = call(
+        *("bench", "--target", pair[0], "--draft", "none", "--tokens", "3", "--repeats", "1", "--json", str(path))
+    )
+    assert result.exit_code == 0
+    assert [side["name"] for side in json.loads(path.read_text("utf-8"))["sides"]] == ["plain"]
