@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 import fastdraft
 from fastdraft.cli import USAGE
+from fastdraft.cli.audit import audit
 from fastdraft.cli.bench import bench
 from fastdraft.cli.demo import demo
 from fastdraft.cli.generate import generate
@@ -54,6 +55,7 @@ def _root(
     """Exact speculative decoding: the target model's own output, sooner."""
 
 
+app.command()(audit)
 app.command()(bench)
 app.command()(demo)
 app.command()(generate)
