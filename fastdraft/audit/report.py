@@ -195,7 +195,7 @@ class AuditReport:
     def _weakness(self) -> str:
         """Why no evidence would mean nothing; empty where it means something."""
         if not self.draft_tokens:
-            return "nothing was drafted"
+            return "nothing was drafted; an integer gamma drafts wherever a source has something to draft"
         return self.evidence.weakness
 
     def to_json(self) -> str:
