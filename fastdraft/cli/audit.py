@@ -78,12 +78,14 @@ def audit(
     given = {name: value for name, value in options.items() if value is not None}
     resolve_params(None, given, defaults=fastdraft.SamplingParams(), model={})  # refuses before anything is loaded
     asked = None if prompts is None else list(read_prompts(prompts, chat=chat).values())
-    console = Console()
     from fastdraft.audit import audit as run
+
+    console = Console()
+    sources = {name: source for name in draft or ("ngram",) if (source := named_draft(name)) is not None}
 
     report = run(
         named_model(target),
-        [source for name in draft or ("ngram",) if (source := named_draft(name)) is not None] or None,
+        list(sources.values()) or None,
         asked,
         params=fastdraft.SamplingParams(**given),
         tokens=tokens,
@@ -93,29 +95,32 @@ def audit(
     if as_json:
         typer.echo(report.to_json())
     else:
-        _print(console, report)
+        _print(console, report, {"target": target, "draft": ", ".join(sources) or "none"})
     if report.verdict == "lossy":
         raise typer.Exit(1)
 
 
-def _print(console: Console, report: AuditReport) -> None:
+def _print(console: Console, report: AuditReport, names: dict[str, str]) -> None:
+    from fastdraft.audit import Sampled
+
+    found = report.evidence
+    rows = names | _run(report) | (_statistics(found) if isinstance(found, Sampled) else {})
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, show_header=False)
-    for label, value in (_pair(report) | _evidence(report)).items():
+    for label, value in rows.items():
         table.add_row(label, value)
     console.print(table)
-    if differences := getattr(report.evidence, "differences", ()):
-        console.print(_differences(differences[:SHOWN]))
+    if not isinstance(found, Sampled) and found.differences:
+        console.print(_differences(found.differences[:SHOWN]))
     console.print(report.summary, style=COLOURS[report.verdict], highlight=False, markup=False)
 
 
-def _pair(report: AuditReport) -> dict[str, str]:
+def _run(report: AuditReport) -> dict[str, str]:
     accepted = f"{report.accepted_tokens / report.draft_tokens:.0%}" if report.draft_tokens else "none"
     return {
-        "target": f"{report.target}, {report.dtype}",
-        "draft": ", ".join(report.draft) or "none",
-        "settings": _settings(report.params),
+        "settings": f"{_settings(report.params)}, {report.dtype}",
         "judged": f"{report.tokens:,} tokens of {report.texts} texts",
         "drafted": f"{report.draft_tokens:,} tokens, {accepted} accepted",
+        "rounding": f"{report.rounding:.1g} a log-probability (up to {report.rounding_limit:g} is explained)",
     }
 
 
@@ -127,21 +132,16 @@ def _settings(params: fastdraft.SamplingParams) -> str:
     return said if params.temperature == 0 else f"{said}, {params.verification}"
 
 
-def _evidence(report: AuditReport) -> dict[str, str]:
-    rounding = {"rounding": f"{report.rounding:.1g} a log-probability (up to {report.rounding_limit:g} is explained)"}
-    from fastdraft.audit import Greedy
-
-    if isinstance(report.evidence, Greedy):
-        return rounding
-    found: Sampled = report.evidence
-    rows = {
-        "in the draft's favour": f"{found.found} tokens, {found.expected:.1f} expected",
-        "z": f"{_number(found.z)} (p = {found.z_p_value:.2g}); {_number(found.draft_z)} from the draft alone",
-        "it would show": "-" if found.detectable is None else f"{found.detectable:.1%} of the output unverified",
+def _statistics(found: Sampled) -> dict[str, str]:
+    share = found.detectable
+    return {
+        "liked better by the draft": f"{found.found} tokens, {found.expected:.1f} expected",
+        "z": f"{_number(found.z)} (p = {found.z_p_value:.2g}); rounding may move it by {found.rounding_z:.2g}",
+        "z of the draft alone": _number(found.draft_z),
+        "would show": f"{share:.1%} of the output unverified" if share is not None and share <= 1 else "nothing",
         "uniformity": f"D = {found.uniformity:.3f} (p = {found.uniformity_p_value:.2g})",
         "outside the truncation": f"{found.outside} tokens, {found.impossible} of them not by rounding",
     }
-    return rows | rounding | {"which may move z by": f"{found.rounding_z:.2g}"}
 
 
 def _differences(differences: tuple[Difference, ...]) -> Table:

@@ -177,7 +177,7 @@ def test_an_engine_that_computes_another_model_is_found(examine: Any, monkeypatc
     [
         (None, {}, "nothing was drafted"),
         ("draft", {"gamma": 0}, "nothing was drafted"),
-        ("draft", {"tokens": 3}, "too few tokens"),
+        ("draft", {"tokens": 3, "max_tokens": 3}, "too few tokens"),
         ("target", {}, "a draft too much like the target"),
     ],
 )
