@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastdraft.config import (
     CallOptions,
     DraftModel,
+    DynamicAlpha,
     GeneratorConfig,
     Model,
     NGram,
@@ -66,6 +67,7 @@ __all__ = [
     "ConfigError",
     "ConstraintDeadEndError",
     "DraftModel",
+    "DynamicAlpha",
     "EngineFailedError",
     "FastDraftError",
     "ForkedProcessError",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
@@ -13,16 +14,21 @@ import transformers
 from fastdraft._log import get_logger
 from fastdraft.attention.base import AttentionBackend
 from fastdraft.attention.sdpa import SdpaAttention
-from fastdraft.config import DraftModel, GeneratorConfig, Model, NGram, parse_bytes
-from fastdraft.control.plan import FixedController
+from fastdraft.config import DraftModel, GeneratorConfig, Model, NGram, Source, parse_bytes
+from fastdraft.control.costs import Costs, Measured
+from fastdraft.control.plan import AdaptiveController
 from fastdraft.engine import Engine
 from fastdraft.errors import ConfigError
 from fastdraft.intake import Intake
 from fastdraft.kv.cache import LayerShape
+from fastdraft.models.calibrate import load_or_measure
+from fastdraft.models.frequent import Frequencies, cut_head, frequent
+from fastdraft.models.kernels import fasten
 from fastdraft.models.loading import Loaded, load_config, load_model, load_tokenizer, pick_device, torch_dtype
 from fastdraft.models.pairing import Pairing, pair, usable_vocabulary
 from fastdraft.models.runner import Runner
 from fastdraft.models.support import context_of, examine, refuse_config
+from fastdraft.models.views import view
 from fastdraft.prompt import PromptEncoder
 from fastdraft.proposers.base import Proposer
 from fastdraft.proposers.chain import Chain
@@ -133,6 +139,19 @@ def build(config: GeneratorConfig) -> Built:
         name: examine(loaded.model, loaded.label, backend, pairings[name].shared_tokens)
         for name, loaded in drafts.items()
     }
+    eos = tuple(i for i in target.eos or _tokenizer_eos(tokenizer) if i < vocabulary)
+    # Checked as loaded: rounded layers would blur the comparison.
+    kernels = {"": _fasten(config.target, target)}
+    heads = {}
+    for spec in specs:
+        heads[spec.name] = head = _head(spec, target.label, tokenizer, eos, pairings[spec.name].shared_tokens)
+        if head.kept is not None:
+            # A borrowed draft keeps its own output layer: a view gets the smaller one.
+            borrowed = spec.model.loaded and not spec.model.take
+            model = view(drafts[spec.name].model, "sdpa") if borrowed else drafts[spec.name].model
+            cut_head(model, head.kept)
+            drafts[spec.name] = replace(drafts[spec.name], model=model)
+        kernels[spec.name] = _fasten(spec.model, drafts[spec.name], draft=True)
     context = _context(config, target.model.config)
     per_token = [_token_bytes(layers, target.model.dtype)]
     per_token += [_token_bytes(draft_layers[name], loaded.model.dtype) for name, loaded in drafts.items()]
@@ -145,23 +164,32 @@ def build(config: GeneratorConfig) -> Built:
         if isinstance(source, NGram):
             sources.append(NGramProposer(source, runner.device))
             continue
-        loaded, shared = drafts[source.name], pairings[source.name].shared_tokens
+        loaded, head = drafts[source.name], heads[source.name]
         draft_runner = Runner(
             loaded.model,
-            vocabulary=shared,
+            vocabulary=len(head.kept or range(pairings[source.name].shared_tokens)),
             layers=draft_layers[source.name],
             blocks=blocks,
             backend=backend,
             space=loaded.label,
         )
-        draft_context = context_of(loaded.model.config)
         sources.append(
-            DraftModelProposer(source.name, draft_runner, context=draft_context, vocabulary=vocabulary, chunk=CHUNK)
+            DraftModelProposer(
+                source.name,
+                draft_runner,
+                context=context_of(loaded.model.config),
+                vocabulary=vocabulary,
+                chunk=CHUNK,
+                kept=head.kept,
+                frequencies=head.frequencies,
+            )
         )
-    engine = Engine(runner, Chain(sources), FixedController(), Limits(config.max_batch, CHUNK))
+    controller = AdaptiveController(
+        _costs(config, target, drafts, kernels, runner, sources), stops=runner.device.type == "cpu"
+    )
+    engine = Engine(runner, Chain(sources), controller, Limits(config.max_batch, CHUNK))
     # A shared block is copied before it is written: one block stays for the copy.
     capacity = max(1, blocks - 1) * backend.block_size
-    eos = tuple(i for i in target.eos or _tokenizer_eos(tokenizer) if i < vocabulary)
     intake = Intake(
         tokenizer=tokenizer,
         encoder=PromptEncoder(tokenizer, vocabulary),
@@ -176,6 +204,79 @@ def build(config: GeneratorConfig) -> Built:
     )
     _log.info("generator_built", target=target.label, sources=intake.sources, kv_tokens=capacity, context=context)
     return Built(engine, intake, pairings)
+
+
+class _Head(NamedTuple):
+    """A draft's output layer.
+
+    Attributes:
+        kept: Its token ids; None for all.
+        frequencies: Where produced tokens are counted; None where nothing asks for them.
+    """
+
+    kept: tuple[int, ...] | None = None
+    frequencies: Frequencies | None = None
+
+
+def _head(spec: DraftModel, target: str, tokenizer: Any, eos: Sequence[int], shared: int) -> _Head:
+    """Which tokens a draft can propose."""
+    wanted = spec.vocabulary
+    if wanted is None:
+        return _Head()
+    if isinstance(wanted, tuple):
+        if max(wanted) >= shared:
+            raise ConfigError(
+                f"vocabulary of {spec.name} holds token {max(wanted)}, but target and draft share {shared} tokens.",
+                hint=f"Pass ids under {shared}.",
+            )
+        return _Head(tuple(sorted(set(wanted))))
+    frequencies = Frequencies(target)
+    counts = Counter(i for text in spec.text for i in tokenizer(text, add_special_tokens=False).input_ids)
+    kept = frequent(wanted, counts or frequencies.read(), (*eos, *tokenizer.all_special_ids), shared)
+    _log.info("draft_vocabulary", source=spec.name, tokens=shared if kept is None else len(kept))
+    return _Head(kept, None if counts else frequencies)
+
+
+def _fasten(spec: Model, loaded: Loaded, *, draft: bool = False) -> str:
+    """Puts the fastest kernels under a model that is ours; a borrowed one runs as it is."""
+    if spec.loaded and not spec.take:
+        return "plain"
+    quantization = spec.quantization or ("auto" if draft else "none")
+    return fasten(loaded.model, quantization, label=loaded.label, source=loaded.source)
+
+
+def _costs(
+    config: GeneratorConfig,
+    target: Loaded,
+    drafts: Mapping[str, Loaded],
+    kernels: Mapping[str, str],
+    runner: Runner,
+    sources: Sequence[Proposer],
+) -> Costs:
+    """What target and draft models cost here; measured only where something can draft."""
+    if not sources:
+        return Costs(Measured(((1, 1.0),)), {})
+    specs = {spec.name: spec for spec in config.draft}
+    models = {s.name: s.runner for s in sources if isinstance(s, DraftModelProposer)}
+    own = context_of(target.model.config)
+    measured = load_or_measure(runner, _costs_key(config.target, target, kernels[""]), context=own)
+    others = {
+        name: load_or_measure(
+            model, _costs_key(specs[name], drafts[name], kernels[name]), context=context_of(drafts[name].model.config)
+        )
+        for name, model in models.items()
+    }
+    return Costs(measured, others)
+
+
+def _costs_key(spec: Model | Source, loaded: Loaded, kernels: str) -> str:
+    """Names what was loaded, and how; empty for a model that was handed in, which may be anything."""
+    given = spec if isinstance(spec, Model) else getattr(spec, "model", None)
+    if given is None or given.loaded:
+        return ""
+    head = loaded.model.get_output_embeddings()
+    size = getattr(head, "out_features", None)
+    return f"{given!r} {kernels} {size} {loaded.model.dtype} {loaded.model.config.to_json_string()}"
 
 
 def _load(spec: Model, config: GeneratorConfig) -> Loaded:

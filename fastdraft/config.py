@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
 
 from fastdraft.errors import ConfigError
 
@@ -18,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CallOptions",
     "DraftModel",
+    "DynamicAlpha",
     "GeneratorConfig",
     "Model",
     "ModelLike",
@@ -38,6 +50,44 @@ MAX_STOP_STRINGS = 16
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+
+class DynamicAlpha(_Spec):
+    """Leniency that follows load and acceptance: each call's own alpha, chosen anew before each round.
+
+    A utilisation above 60 % lowers it by 0.05 for each 5 points; a recent acceptance under 65 % raises it by 0.03 for
+    each 5 points. Outputs are lossy: `Completion.lossless` is False, and `Stats.distortion` says by how much.
+
+    Attributes:
+        base: Where it starts.
+        low: Its least value.
+        high: Its largest value.
+        utilisation: Called before each round on the generator's thread; returns how loaded the machine is, 0 to 1. None
+            is the GPU's own figure where there is one, else the generator's: the share of time it is busy, times the
+            share of its ``max_batch`` places that are wanted.
+    """
+
+    base: float = Field(default=0.5, gt=0, le=1)
+    low: float = Field(default=0.3, gt=0, le=1)
+    high: float = Field(default=0.8, gt=0, le=1)
+    utilisation: SkipJsonSchema[Callable[[], float]] | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DynamicAlpha:
+        if not self.low <= self.base <= self.high:
+            raise ValueError(f"low={self.low}, base={self.base}, high={self.high}, expected low <= base <= high")
+        return self
+
+
+def _kind_of_alpha(value: Any) -> str:
+    return "dynamic" if isinstance(value, DynamicAlpha | Mapping) else "number"
+
+
+# Told apart by hand, so that a complaint is about one of the two only.
+Alpha: TypeAlias = Annotated[
+    Annotated[float, Field(gt=0, le=1), Tag("number")] | Annotated[DynamicAlpha, Tag("dynamic")],
+    Discriminator(_kind_of_alpha),
+]
 
 
 class SamplingParams(_Spec):
@@ -77,7 +127,7 @@ class SamplingParams(_Spec):
     )
     ignore_eos: bool = Field(default=False, description="Go on after end-of-sequence tokens.")
     logprobs: int | None = Field(default=None, ge=0, le=1024, description="Top-n log-probabilities of the target.")
-    alpha: float = Field(default=1.0, gt=0, le=1, description="Acceptance leniency; 1 is lossless.")
+    alpha: Alpha = Field(default=1.0, description="Acceptance leniency; 1 is lossless.")
     acceptance_rule: Literal["lenience", "threshold"] = "lenience"
     gamma: int | Literal["auto"] = Field(default="auto", description="Drafted tokens a round; 0 is no drafting.")
     source: str | None = Field(default=None, description="Draft only from the source of this name.")
@@ -161,7 +211,7 @@ class SamplingOverrides(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
-    alpha: float
+    alpha: float | DynamicAlpha
     acceptance_rule: Literal["lenience", "threshold"]
     gamma: int | Literal["auto"]
     source: str | None
@@ -209,6 +259,9 @@ class Model(_Spec):
         dtype: ``"auto"`` (as stored), ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``; None takes the
             generator's.
         device: Such as ``"cpu"`` or ``"cuda:0"``; None takes the generator's.
+        quantization: ``"int8"`` or ``"int4"`` rounds the weights; ``"none"`` keeps their values; ``"auto"`` takes what
+            runs fastest here. None keeps a target's values, and is ``"auto"`` for a draft model on a CPU. A borrowed
+            model runs as it is.
         trust_remote_code: Passed to transformers.
         kwargs: Further keywords for ``from_pretrained``.
     """
@@ -218,6 +271,7 @@ class Model(_Spec):
     revision: str | None = None
     dtype: str | None = None
     device: str | None = None
+    quantization: Literal["auto", "int8", "int4", "none"] | None = None
     trust_remote_code: bool = False
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
 
@@ -234,6 +288,15 @@ class Model(_Spec):
         if not isinstance(value, str) and not callable(getattr(value, "forward", None)):
             raise ValueError(f"a {type(value).__name__} is not a model; pass a hub id, path or PreTrainedModel")
         return value
+
+    @model_validator(mode="after")
+    def _borrowed_stays(self) -> Model:
+        if self.loaded and not self.take and self.quantization not in (None, "none"):
+            raise ValueError(
+                f"quantization={self.quantization!r} was asked for a loaded model, which is borrowed and never changed; "
+                "hand it over with take=True"
+            )
+        return self
 
     @property
     def loaded(self) -> bool:
@@ -255,11 +318,18 @@ class DraftModel(_Spec):
 
     Attributes:
         model: What `Model` takes, or a `Model`.
+        vocabulary: Tokens its output layer keeps, for cheaper steps: a number (the most frequent), their ids, or
+            ``"auto"`` (as many as cover nearly all that was counted; all of them until enough was). None keeps all.
+            Outputs stay exact; what the draft cannot propose comes from the target.
+        text: Texts like those to come, whose tokens are counted; without any, what the target has produced is, from
+            call to call, with the counts (never the text) kept in the cache folder.
         name: How results and ``SamplingParams.source`` call it.
     """
 
     kind: Literal["draft_model"] = "draft_model"
     model: Model
+    vocabulary: int | Literal["auto"] | tuple[int, ...] | None = None
+    text: tuple[str, ...] = ()
     name: str = "draft_model"
 
     def __init__(self, model: Any, **fields: Any) -> None:
@@ -269,6 +339,26 @@ class DraftModel(_Spec):
     @classmethod
     def _as_model(cls, value: Any) -> Any:
         return _as_model(value)
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_text(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("vocabulary")
+    @classmethod
+    def _some_tokens(cls, value: int | str | tuple[int, ...] | None) -> int | str | tuple[int, ...] | None:
+        if isinstance(value, bool) or (isinstance(value, int) and value < 1) or value == ():
+            raise ValueError(f"vocabulary is {value!r}, expected 'auto', a number of tokens >= 1, or token ids")
+        if isinstance(value, tuple) and min(value) < 0:
+            raise ValueError(f"vocabulary holds {min(value)}, expected token ids >= 0")
+        return value
+
+    @model_validator(mode="after")
+    def _text_is_counted(self) -> DraftModel:
+        if self.text and not (isinstance(self.vocabulary, int) or self.vocabulary == "auto"):
+            raise ValueError("text was given, but vocabulary is not a number or 'auto', so nothing counts its tokens")
+        return self
 
 
 class NGram(_Spec):

@@ -6,7 +6,8 @@ Prefill is this round with an empty KV; plain decoding is this round with an emp
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -14,29 +15,41 @@ from torch import Tensor
 
 from fastdraft._log import get_logger
 from fastdraft.commit import commit, end
-from fastdraft.control.plan import Controller, Offer
-from fastdraft.errors import FastDraftError, NumericalError, owned
+from fastdraft.control.costs import Forward
+from fastdraft.control.course import Played, Turn
+from fastdraft.control.load import Load
+from fastdraft.control.plan import Controller, Spent
+from fastdraft.errors import ConfigError, FastDraftError, NumericalError, owned
+from fastdraft.models.gauge import find_gauge
 from fastdraft.models.runner import Feed, Runner
 from fastdraft.proposers.chain import Chain
 from fastdraft.proposers.draft_model import DraftModelProposer
 from fastdraft.request import Request
-from fastdraft.results import TARGET, Chunk, Completion, FinishReason, Metrics, TokenLogprob
-from fastdraft.round import Draft, Plan
+from fastdraft.results import TARGET, Chunk, FinishReason, Metrics, TokenLogprob
+from fastdraft.round import PLAIN, Draft, Plan, Verdict
 from fastdraft.sampling.probs import History, logprobs, probs, scores
 from fastdraft.sampling.verify import Trial, verify
 from fastdraft.scheduler import Limits, Scheduler, Work
-from fastdraft.trace import Trace, TracedRound
+from fastdraft.trace import TracedRound
 
 __all__ = ["Engine"]
 
 _log = get_logger(__name__)
 
 
-class _Spent(NamedTuple):
-    """Seconds of a round."""
+class _Seconds(NamedTuple):
+    """What sources and target took in a round."""
 
     draft: float
     target: float
+
+
+class _Round(NamedTuple):
+    """One request's part of a round that reaches the end of its tokens."""
+
+    request: Request
+    plan: Plan
+    draft: Draft
 
 
 class _Outcome(NamedTuple):
@@ -47,6 +60,8 @@ class _Outcome(NamedTuple):
     accepted: int
     following: int
     distortion_G: Tensor
+    chances: list[float]
+    levels: list[int]
 
 
 class Engine:
@@ -64,7 +79,8 @@ class Engine:
         self._runner = runner
         self._chain = chain
         self._controller = controller
-        self._offers = [Offer(s.name, isinstance(s, DraftModelProposer)) for s in chain.sources]
+        self._load = Load(limits.batch)
+        self._gauge = find_gauge(runner.device)
         self._empty = Draft(torch.zeros(0, dtype=torch.int64, device=runner.device))
 
     @property
@@ -74,6 +90,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request."""
+        request.course = self._controller.start(request.params)
         self.scheduler.waiting.append(request)
 
     @torch.inference_mode()
@@ -83,29 +100,58 @@ class Engine:
         batch = self.scheduler.next()
         if not batch:
             return
-        now = time.perf_counter()
+        started = time.perf_counter()
         for work in batch:
             if work.request.tally.started is None:
-                work.request.tally.started = now
-        batch, plans = self.scheduler.reserve(batch, [self._plan(work) for work in batch])
+                work.request.tally.started = started
+        batch, plans = self.scheduler.reserve(batch, self._plan(batch))
         if not batch:
             return
-        requests = [work.request for work in batch]
-        before = time.perf_counter()
-        drafts = self._chain.propose(requests, plans, self._empty)
+        drafts, drafting = self._chain.propose([work.request for work in batch], plans, self._empty)
         drafted = time.perf_counter()
-        logits_RV = self._launch(batch, drafts)
+        size, logits_RV = self._launch(batch, drafts)
         launched = time.perf_counter()
-        self._settle(batch, drafts, logits_RV, _Spent(drafted - before, launched - drafted))
+        spent = _Seconds(sum(seconds for *_, seconds in drafting), launched - drafted)
+        for work in batch:
+            work.request.tally.draft_seconds += spent.draft
+            work.request.tally.target_seconds += spent.target
+        rounds = [_Round(w.request, p, d) for w, p, d in zip(batch, plans, drafts, strict=True) if w.verifies]
+        played = self._settle(rounds, logits_RV, spent) if rounds else []
+        ended = time.perf_counter()
+        self._controller.observe(played, Spent(size, ended - drafted, drafting))
+        self._load.push(started, ended, len(self.everyone()))
 
-    def _plan(self, work: Work) -> tuple[Plan, ...]:
-        if not work.verifies or not self._offers:
-            return ()
-        request = work.request
-        return self._controller.plan(request.params, self._offers, rounds=request.tally.rounds, left=request.left)
+    def _plan(self, batch: Sequence[Work]) -> list[Plan]:
+        """A plan for each request; none for prefill chunks."""
+        turns = {}
+        for i, work in enumerate(batch):
+            request = work.request
+            if not work.verifies or not self._set_alpha(request):
+                continue
+            assert request.course is not None
+            offers = self._chain.offers(request) if request.params.gamma != 0 else []
+            turns[i] = Turn(request.course, offers, request.left, len(request.tokens), request.tally.rounds == 0)
+        plans = dict(zip(turns, self._controller.plan(list(turns.values())), strict=True))
+        return [plans.get(i, PLAIN) for i in range(len(batch))]
 
-    def _launch(self, batch: Sequence[Work], drafts: Sequence[Draft]) -> Tensor:
-        """The target's forward over committed and drafted tokens; logits of the verified rows."""
+    def _set_alpha(self, request: Request) -> bool:
+        """Tells a call whose alpha follows load how loaded we are; False where its own gauge fails, which ends it."""
+        assert request.course is not None
+        leniency = request.course.leniency
+        if leniency is None:
+            return True
+        try:
+            if leniency.spec.utilisation is not None:
+                leniency.load(_checked(leniency.spec.utilisation()))
+            else:
+                leniency.load(self._load.utilisation if self._gauge is None else self._gauge())
+        except Exception as error:  # the user's own function
+            self.fail(request, owned(error))
+            return False
+        return True
+
+    def _launch(self, batch: Sequence[Work], drafts: Sequence[Draft]) -> tuple[Forward, Tensor]:
+        """The target's forward over committed and drafted tokens: its size, and the logits of the verified rows."""
         feeds, tables, keep = [], [], []
         for work, draft in zip(batch, drafts, strict=True):
             table = work.request.table
@@ -114,71 +160,63 @@ class Engine:
             feeds.append(Feed(tokens, draft.tokens_G if len(draft) else None))
             tables.append(table)
             keep.append(len(draft) + 1 if work.verifies else 0)
-        return self._runner.forward(feeds, tables, keep).logits_RV
+        size = Forward(sum(feed.size for feed in feeds), sum(keep), sum(table.length for table in tables))
+        return size, self._runner.forward(feeds, tables, keep).logits_RV
 
-    def _settle(self, batch: Sequence[Work], drafts: Sequence[Draft], logits_RV: Tensor, spent: _Spent) -> None:
-        """Verifies, commits, trims KV, and tells everyone who waits."""
-        rounds = [(w.request, d) for w, d in zip(batch, drafts, strict=True) if w.verifies]
-        for work in batch:
-            work.request.tally.draft_seconds += spent.draft
-            work.request.tally.target_seconds += spent.target
-        if not rounds:
-            return
-        histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, d in rounds]
+    def _settle(self, rounds: list[_Round], logits_RV: Tensor, spent: _Seconds) -> list[Played]:
+        """Verifies, commits, trims KV, and tells everyone who waits; returns what control learns from."""
+        histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, _, d in rounds]
         scores_RV = scores(logits_RV, histories)
         rounds, rows = self._drop_broken(rounds, logits_RV, scores_RV)
         if not rounds:
-            return
+            return []
         if len(rows) < len(scores_RV):
             logits_RV, scores_RV = logits_RV[rows], scores_RV[rows]
-        p_RV = probs(scores_RV, [r.warp for r, d in rounds for _ in range(len(d) + 1)])
-        verdict = verify(p_RV, scores_RV, [_trial(r, d) for r, d in rounds])
-        # Token ids come to the host here.
-        drafted_D = torch.cat([d.tokens_G for _, d in rounds])
-        host = torch.cat([verdict.accepted_B, verdict.next_B, drafted_D]).tolist()
-        accepted, following, ids = host[: len(rounds)], host[len(rounds) : 2 * len(rounds)], host[2 * len(rounds) :]
+        p_RV = probs(scores_RV, [r.warp for r, _, d in rounds for _ in range(len(d) + 1)])
+        verdict = verify(p_RV, scores_RV, [_trial(r, d) for r, _, d in rounds])
+        played = []
         row = 0
-        for b, (request, draft) in enumerate(rounds):
-            drafted = tuple(ids[row - b : row - b + len(draft)])
-            rows_RV = logits_RV[row : row + len(draft) + 1]
-            row += len(draft) + 1
+        for one, outcome in zip(rounds, _outcomes(rounds, verdict), strict=True):
+            rows_RV = logits_RV[row : row + len(one.draft) + 1]
+            row += len(one.draft) + 1
             try:
-                mine = _Outcome(drafted, draft.sources, accepted[b], following[b], verdict.distortion_BG[b])
-                self._conclude(request, mine, rows_RV, spent)
+                played.append(self._conclude(one, outcome, rows_RV, spent))
             except Exception as error:  # what goes wrong with one request's text is its own
-                self.fail(request, owned(error))
-        self._chain.observe([r for r, _ in rounds if r.table is not None])
+                self.fail(one.request, owned(error))
+        self._chain.observe([one.request for one in rounds if one.request.table is not None])
+        return played
 
     def _drop_broken(
-        self, rounds: list[tuple[Request, Draft]], logits_RV: Tensor, scores_RV: Tensor
-    ) -> tuple[list[tuple[Request, Draft]], list[int]]:
+        self, rounds: list[_Round], logits_RV: Tensor, scores_RV: Tensor
+    ) -> tuple[list[_Round], list[int]]:
         """Ends requests that have no finite best score; the rows of the others go on."""
         fine = torch.isfinite(scores_RV.amax(-1)).tolist()
-        good: list[tuple[Request, Draft]] = []
+        good: list[_Round] = []
         rows: list[int] = []
         first = 0
-        for request, draft in rounds:
-            mine = range(first, first + len(draft) + 1)
+        for one in rounds:
+            mine = range(first, first + len(one.draft) + 1)
             first = mine.stop
             if all(fine[row] for row in mine):
-                good.append((request, draft))
+                good.append(one)
                 rows += mine
             else:
                 broken = not bool(torch.isfinite(logits_RV[mine.start : mine.stop].amax(-1)).all())
-                self.fail(request, _numerical(request, broken))
+                self.fail(one.request, _numerical(one.request, broken))
         return good, rows
 
-    def _conclude(self, request: Request, outcome: _Outcome, rows_RV: Tensor, spent: _Spent) -> None:
+    def _conclude(self, one: _Round, outcome: _Outcome, rows_RV: Tensor, spent: _Seconds) -> Played:
         """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it."""
-        accepted, params = outcome.accepted, request.params
+        request, accepted = one.request, outcome.accepted
+        assert request.course is not None
         tokens = (*outcome.drafted[:accepted], outcome.following)
         tokens = tokens[: commit(request, tokens)]
         assert request.table is not None
         request.table.truncate(len(request.tokens) - 1)
         request.table.publish(request.tokens)
         # Exact settings never distort; the sum is read only where there may be one.
-        lost = 0.0 if params.exact else float(outcome.distortion_G[: len(tokens)].sum())
-        request.tally.add(outcome.sources, min(len(tokens), accepted), params.alpha, lost)
+        lost = 0.0 if request.params.exact else float(outcome.distortion_G[: len(tokens)].sum())
+        request.tally.add(outcome.sources, min(len(tokens), accepted), request.course.alpha, lost)
         request.tally.arrive(len(tokens), time.perf_counter())
         found = None
         if request.logprobs is not None:
@@ -189,8 +227,11 @@ class Engine:
             request.rounds.append(TracedRound(outcome.drafted, outcome.sources, accepted, tokens, origins, *spent))
         logged = None if found is None else tuple(found)
         request.emit(Chunk(request.text.take(), tokens, origins, logged, request.finish_reason))
-        if request.finish_reason is not None:
+        done = request.finish_reason is not None
+        if done:
             self._end(request)
+        drafted = len(outcome.drafted)
+        return Played(request.course, one.plan, drafted, accepted, outcome.chances, outcome.levels, len(tokens), done)
 
     def _sweep(self) -> None:
         """Ends cancelled and late requests before they cost another round."""
@@ -214,7 +255,7 @@ class Engine:
 
     def _end(self, request: Request) -> None:
         self._forget(request)
-        request.emit(_completion(request))
+        request.emit(request.completion())
 
     def _forget(self, request: Request) -> None:
         self.scheduler.finish(request)
@@ -224,9 +265,15 @@ class Engine:
         """Running and waiting requests."""
         return [*self.scheduler.running, *self.scheduler.waiting]
 
+    @property
+    def runners(self) -> dict[str | None, Runner]:
+        """The target's runner under None, each draft model's under the name of its source."""
+        drafts = {s.name: s.runner for s in self._chain.sources if isinstance(s, DraftModelProposer)}
+        return {None: self._runner, **drafts}
+
     def forget_prefixes(self) -> None:
         """Drops reusable prefixes; what running requests hold stays."""
-        for runner in (self._runner, *(s.runner for s in self._chain.sources if isinstance(s, DraftModelProposer))):
+        for runner in self.runners.values():
             runner.pool.clear_prefixes()
 
     def metrics(self) -> Metrics:
@@ -256,15 +303,49 @@ def _numerical(request: Request, broken: bool) -> NumericalError:
     )
 
 
+def _checked(utilisation: object) -> float:
+    if isinstance(utilisation, int | float) and 0 <= utilisation <= 1:
+        return float(utilisation)
+    raise ConfigError(
+        f"DynamicAlpha's utilisation returned {utilisation!r}, expected a number from 0 to 1.",
+        hint="Return a share, such as 0.85 for 85 %.",
+    )
+
+
+def _outcomes(rounds: Sequence[_Round], verdict: Verdict) -> Iterator[_Outcome]:
+    """Brings a verdict to the host, and divides it among the requests."""
+    levels = [d.levels_L for _, _, d in rounds if d.levels_L is not None]
+    packed = torch.cat([verdict.accepted_B, verdict.next_B, *(d.tokens_G for _, _, d in rounds), *levels]).tolist()
+    chances = verdict.chance_BG.tolist()
+    count = len(rounds)
+    accepted, following, ids = packed[:count], packed[count : 2 * count], iter(packed[2 * count :])
+    drafted = [tuple(islice(ids, len(d))) for _, _, d in rounds]
+    for b, (_, _, draft) in enumerate(rounds):
+        reached = min(accepted[b] + 1, len(draft))
+        sure = [] if draft.levels_L is None else list(islice(ids, len(draft.levels_L)))
+        if accepted[b] < len(draft):
+            sure = sure[:reached]
+        yield _Outcome(
+            drafted[b],
+            draft.sources,
+            accepted[b],
+            following[b],
+            verdict.distortion_BG[b],
+            chances[b][:reached],
+            sure,
+        )
+
+
 def _trial(request: Request, draft: Draft) -> Trial:
     params = request.params
+    assert request.course is not None
     return Trial(
         draft,
         request.seed,
         len(request.tokens),
         greedy=request.warp.greedy,
         invariant=params.invariant,
-        alpha=params.alpha,
+        alpha=request.course.alpha,
         rule=params.acceptance_rule,
     )
 
@@ -282,27 +363,3 @@ def _describe(request: Request, rows_RV: Tensor, tokens: tuple[int, ...]) -> lis
         )
         for token, value, vs, ids in zip(tokens, chosen_R.tolist(), value_RK.tolist(), id_RK.tolist(), strict=True)
     ]
-
-
-def _completion(request: Request) -> Completion[None]:
-    assert request.finish_reason is not None
-    speculation = request.speculation
-    if speculation == "on" and not request.tally.drafted:
-        speculation = "off: no source had a draft"
-    stats = request.tally.freeze(len(request.tokens) - len(request.prompt), speculation)
-    return Completion(
-        text=request.text.text,
-        token_ids=tuple(request.generated),
-        parsed=None,
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        prompt_tokens=len(request.prompt),
-        completion_tokens=len(request.tokens) - len(request.prompt),
-        logprobs=request.logprobs,
-        stats=stats,
-        lossless=request.params.exact or not stats.draft_tokens,
-        params=request.params,
-        model=request.model,
-        request_id=request.id,
-        trace=None if request.rounds is None else Trace(tuple(request.rounds)),
-    )

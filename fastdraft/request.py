@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastdraft.config import SamplingParams
 from fastdraft.results import Chunk, Completion, FinishReason, SourceStats, Stats, TokenLogprob
-from fastdraft.trace import TracedRound
+from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
+    from fastdraft.control.course import Course
     from fastdraft.kv.table import Table
     from fastdraft.sampling.probs import Warp
     from fastdraft.text import TextStream
@@ -109,6 +110,7 @@ class Request:
         emit: Hands chunks and the outcome to whoever waits; called on the worker's thread.
         deadline: ``time.perf_counter()`` after which it ends with ``timeout``.
         table: Its target blocks while it runs.
+        course: What control knows of it, from the moment the engine has it.
         cancelled: Set by any thread; honoured before the next round.
         rounds: Traced rounds where a trace was asked for.
     """
@@ -130,6 +132,7 @@ class Request:
     logprobs: list[TokenLogprob] | None = None
     rounds: list[TracedRound] | None = None
     table: Table | None = None
+    course: Course | None = None
     cancelled: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -147,3 +150,29 @@ class Request:
     def left(self) -> int:
         """Tokens it may still generate."""
         return self.limit - len(self.tokens)
+
+    def completion(self) -> Completion[None]:
+        """What it gives back; it has ended."""
+        assert self.finish_reason is not None
+        speculation = self.speculation
+        if speculation == "on" and self.course is not None and self.course.off:
+            speculation = "off: drafts cost more than they gain"
+        elif speculation == "on" and not self.tally.drafted:
+            speculation = "off: no source had a draft"
+        stats = self.tally.freeze(len(self.tokens) - len(self.prompt), speculation)
+        return Completion(
+            text=self.text.text,
+            token_ids=tuple(self.generated),
+            parsed=None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            prompt_tokens=len(self.prompt),
+            completion_tokens=len(self.tokens) - len(self.prompt),
+            logprobs=self.logprobs,
+            stats=stats,
+            lossless=self.params.exact or not stats.draft_tokens,
+            params=self.params,
+            model=self.model,
+            request_id=self.id,
+            trace=None if self.rounds is None else Trace(tuple(self.rounds)),
+        )

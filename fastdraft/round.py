@@ -1,6 +1,7 @@
 """The words of one round: what is planned, drafted, computed and decided.
 
-Shapes: G drafted tokens, S sampled positions of a draft, R rows of logits, B requests, V vocabulary.
+Shapes: G drafted tokens, S sampled positions of a draft, L positions whose confidence is known, R rows of logits,
+B requests, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,14 +12,34 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Draft", "Plan", "Rows", "Verdict"]
+__all__ = ["PLAIN", "Draft", "Plan", "Rows", "Stop", "Verdict"]
+
+
+class Stop(NamedTuple):
+    """When a draft ends before its planned length: its reach is multiplied by what each token is expected to survive.
+
+    Decisions rest on how sure the draft is of a position, never on the token drawn for it.
+
+    Attributes:
+        accept: Conditional acceptance by the draft's level of confidence.
+        row: A token is drawn only if its reach is at least this.
+        step: The draft goes on to a further token only if its reach is at least this.
+    """
+
+    accept: tuple[float, ...]
+    row: float
+    step: float
 
 
 class Plan(NamedTuple):
-    """At most ``gamma`` tokens from ``source``; control lists them by preference, none is plain decoding."""
+    """At most ``gamma`` tokens from ``source``; no tokens is plain decoding."""
 
     source: str
     gamma: int
+    stop: Stop | None = None
+
+
+PLAIN = Plan("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +51,15 @@ class Draft:
         sources: The source of each token.
         q_SV: The exact distribution each sampled token was drawn from; None when all tokens are point masses.
         sampled: Positions (0 .. G-1, ascending) that the rows of ``q_SV`` belong to; the rest are point masses.
+        levels_L: How sure the source was of each position, int64 on the model's device, as `fastdraft.control.gamma`
+            divides it; one more than there are tokens where drafting stopped short. None where it doesn't say.
     """
 
     tokens_G: Tensor
     sources: tuple[str, ...] = ()
     q_SV: Tensor | None = None
     sampled: tuple[int, ...] = ()
+    levels_L: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -46,7 +70,8 @@ class Draft:
             return self
         sampled = tuple(i for i in self.sampled if i < n)
         q_SV = self.q_SV[: len(sampled)] if self.q_SV is not None and sampled else None
-        return Draft(self.tokens_G[:n], self.sources[:n], q_SV, sampled)
+        levels_L = None if self.levels_L is None else self.levels_L[:n]
+        return Draft(self.tokens_G[:n], self.sources[:n], q_SV, sampled, levels_L)
 
 
 class Rows(NamedTuple):
@@ -66,8 +91,11 @@ class Verdict(NamedTuple):
         accepted_B: Drafted tokens accepted, from the first.
         next_B: The target's own token after them.
         distortion_BG: Total variation of the emitted law from the target's at each reached drafted position, else 0.
+        chance_BG: How likely each drafted position was to be accepted, before its random number was known; 0 beyond
+            the draft.
     """
 
     accepted_B: Tensor
     next_B: Tensor
     distortion_BG: Tensor
+    chance_BG: Tensor

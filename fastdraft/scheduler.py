@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fastdraft.errors import CacheFullError
 from fastdraft.models.runner import Runner
 from fastdraft.request import Request
-from fastdraft.round import Plan
+from fastdraft.round import PLAIN, Plan
 
 __all__ = ["Limits", "Scheduler", "Work"]
 
@@ -93,28 +93,25 @@ class Scheduler:
                 self.prefix_hits += hit
             self.running.append(request)
 
-    def reserve(
-        self, batch: Sequence[Work], plans: Sequence[Sequence[Plan]]
-    ) -> tuple[list[Work], list[Sequence[Plan]]]:
+    def reserve(self, batch: Sequence[Work], plans: Sequence[Plan]) -> tuple[list[Work], list[Plan]]:
         """Makes this round's positions writable; shortens drafts first, preempts the youngest last.
 
         Returns:
             The work and plans that remain.
         """
         kept: list[Work] = []
-        kept_plans: list[Sequence[Plan]] = []
+        kept_plans: list[Plan] = []
         for work, plan in zip(batch, plans, strict=True):
             table = work.request.table
             if table is None:  # preempted for an older one in this very round
                 continue
             need = table.length + work.feeds
-            gamma = max((p.gamma for p in plan), default=0)
             while work.request.table is not None:
                 try:
-                    self._runner.reserve(table, need + gamma)
+                    self._runner.reserve(table, need + plan.gamma)
                 except CacheFullError:
-                    if gamma:
-                        plan, gamma = (), 0
+                    if plan.gamma:
+                        plan = PLAIN
                     elif len(self.running) > 1:
                         self.preempt(self.running[-1])  # itself, where it is the youngest
                     else:

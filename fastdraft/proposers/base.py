@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from fastdraft.control.costs import Forward
+from fastdraft.control.course import Offer
 from fastdraft.request import Request
-from fastdraft.round import Draft
+from fastdraft.round import Draft, Plan
 
-__all__ = ["Proposer"]
+__all__ = ["Proposal", "Proposer"]
+
+
+class Proposal(NamedTuple):
+    """Drafts, one a request, and the forwards of the source's model that they took."""
+
+    drafts: list[Draft]
+    forwards: tuple[Forward, ...] = ()
 
 
 class Proposer(Protocol):
@@ -20,8 +29,12 @@ class Proposer(Protocol):
 
     name: str
 
-    def propose(self, requests: Sequence[Request], gammas: Sequence[int]) -> list[Draft]:
-        """Proposes at most ``gammas[i]`` tokens after each request's tokens; an empty draft where it has none.
+    def offer(self, request: Request) -> Offer:
+        """What could be drafted after a request's tokens; cheap, asked before each round."""
+        ...
+
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> Proposal:
+        """Proposes at most ``plans[i].gamma`` tokens after each request's tokens; an empty draft where it has none.
 
         What is proposed, and how much, depends only on committed tokens and past rounds; a drafted token is never
         exchanged for another. A source that lacks memory returns an empty draft and never refuses a request.

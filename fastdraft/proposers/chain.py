@@ -1,47 +1,60 @@
-"""Several sources as one: the first that has a draft wins."""
+"""The sources of a generator as one: each request's draft comes from the source that was planned for it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from fastdraft.control.costs import Forward
+from fastdraft.control.course import Offer
 from fastdraft.proposers.base import Proposer
 from fastdraft.request import Request
 from fastdraft.round import Draft, Plan
 
-__all__ = ["Chain"]
+__all__ = ["Chain", "Drafted"]
+
+
+class Drafted(NamedTuple):
+    """Every request's draft, and for each source that was asked its name, its forwards and its seconds."""
+
+    drafts: list[Draft]
+    spent: list[tuple[str, Sequence[Forward], float]]
 
 
 class Chain:
     """Joins the drafts of one round.
 
     Args:
-        sources: In order of preference.
+        sources: In the user's order.
     """
 
     def __init__(self, sources: Sequence[Proposer]) -> None:
         self.sources = tuple(sources)
 
-    def propose(self, requests: Sequence[Request], plans: Sequence[Sequence[Plan]], empty: Draft) -> list[Draft]:
-        """A draft for each request from the first of its planned sources that has one.
+    def offers(self, request: Request) -> list[Offer]:
+        """What each source could draft for a request."""
+        return [source.offer(request) for source in self.sources]
+
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan], empty: Draft) -> Drafted:
+        """A draft for each request from its planned source.
 
         Args:
             requests: The batch.
-            plans: Each request's, by preference.
-            empty: The draft of requests for which nothing was found.
+            plans: One a request.
+            empty: The draft of requests for which nothing was planned.
         """
         drafts = [empty] * len(requests)
-        for rank in range(max(map(len, plans), default=0)):
-            for source in self.sources:
-                ask = [
-                    (i, plan[rank].gamma)
-                    for i, plan in enumerate(plans)
-                    if rank < len(plan) and plan[rank].source == source.name and not len(drafts[i])
-                ]
-                if ask:
-                    found = source.propose([requests[i] for i, _ in ask], [gamma for _, gamma in ask])
-                    for (i, _), draft in zip(ask, found, strict=True):
-                        drafts[i] = draft
-        return drafts
+        spent: list[tuple[str, Sequence[Forward], float]] = []
+        for source in self.sources:
+            mine = [i for i, plan in enumerate(plans) if plan.gamma and plan.source == source.name]
+            if mine:
+                started = time.perf_counter()
+                found = source.propose([requests[i] for i in mine], [plans[i] for i in mine])
+                spent.append((source.name, found.forwards, time.perf_counter() - started))
+                for i, draft in zip(mine, found.drafts, strict=True):
+                    drafts[i] = draft
+        return Drafted(drafts, spent)
 
     def observe(self, requests: Sequence[Request]) -> None:
         """Tells every source."""

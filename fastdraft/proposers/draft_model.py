@@ -1,20 +1,26 @@
 """A smaller model that shares the target's vocabulary.
 
-Shapes: B requests still drafting, V vocabulary, G drafted tokens.
+Shapes: B requests still drafting, V vocabulary, K tokens the draft can propose, G drafted tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from fastdraft.control.costs import Forward
+from fastdraft.control.course import Offer
+from fastdraft.control.gamma import EDGES
 from fastdraft.errors import CacheFullError
 from fastdraft.kv.table import Table
+from fastdraft.models.frequent import Frequencies
 from fastdraft.models.runner import Feed, Runner
+from fastdraft.proposers.base import Proposal
 from fastdraft.request import Request
-from fastdraft.round import Draft
+from fastdraft.round import Draft, Plan, Stop
 from fastdraft.sampling import noise
 from fastdraft.sampling.probs import History, probs, scores
 from fastdraft.sampling.verify import choose, draw
@@ -22,6 +28,27 @@ from fastdraft.sampling.verify import choose, draw
 __all__ = ["DraftModelProposer"]
 
 _PACKED = 32  # lagging tokens that ride along in the batch's first draft forward; more would make it unboundedly large
+
+
+@dataclass(slots=True)
+class _Growing:
+    """One request's draft while it is made.
+
+    Attributes:
+        tokens: A tensor each.
+        q: The distribution of each, where it was drawn.
+        levels: How sure the draft was of each, and of the position at which it stopped.
+        reach: Estimated probability that all tokens so far are accepted.
+    """
+
+    tokens: list[Tensor] = field(default_factory=list)
+    q: list[Tensor] = field(default_factory=list)
+    levels: list[Tensor] = field(default_factory=list)
+    reach: float = 1.0
+
+    def goes_on(self, stop: Stop | None) -> bool:
+        """Whether a further step is worth its forward."""
+        return stop is None or self.reach >= stop.step
 
 
 class DraftModelProposer:
@@ -33,38 +60,93 @@ class DraftModelProposer:
         context: Tokens the draft model was made for.
         vocabulary: Ids of the target's distributions; wider than the draft's own where that is padded.
         chunk: Tokens fed at once while catching up.
+        kept: Ids of the tokens its output layer has; None for the first ones.
+        frequencies: Where the tokens of finished requests are counted.
     """
 
-    def __init__(self, name: str, runner: Runner, *, context: int, vocabulary: int, chunk: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        runner: Runner,
+        *,
+        context: int,
+        vocabulary: int,
+        chunk: int,
+        kept: Sequence[int] | None = None,
+        frequencies: Frequencies | None = None,
+    ) -> None:
         self.name = name
         self.runner = runner
         self._context = context
         self._vocabulary = vocabulary
         self._chunk = chunk
+        self._kept_K = None if kept is None else torch.tensor(kept, device=runner.device)
+        self._frequencies = frequencies
         self._tables: dict[Request, Table] = {}
+        self._edges = torch.tensor(EDGES, device=runner.device)
 
-    def propose(self, requests: Sequence[Request], gammas: Sequence[int]) -> list[Draft]:
+    def offer(self, request: Request) -> Offer:
+        """What the draft's context leaves, and how far its KV is behind; nothing without free blocks."""
+        table, length = self._table(request), len(request.tokens)
+        room = table.missing(length) <= self.runner.pool.free
+        most = max(0, self._context - length + 1) if room else 0
+        return Offer(self.name, most, model=True, lag=length - table.length)
+
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> Proposal:
         """Sampled drafts with their exact q; point masses at temperature 0."""
-        tokens: list[list[Tensor]] = [[] for _ in requests]
-        q: list[list[Tensor]] = [[] for _ in requests]
-        limits = [self._admit(r, g) for r, g in zip(requests, gammas, strict=True)]
-        active = self._catch_up(requests, limits)
+        found = [_Growing() for _ in requests]
+        forwards: list[Forward] = []
+        limits = [self._admit(r, plan.gamma) for r, plan in zip(requests, plans, strict=True)]
+        active = self._catch_up(requests, limits, forwards)
         step = 0
         while active:
-            p_BV, chosen_B = self._step([requests[i] for i in active], [tokens[i] for i in active], step)
+            asked = [requests[i] for i in active]
+            scores_BV = self._scores(asked, [found[i].tokens for i in active], step, forwards)
+            sure = self._sure(scores_BV, [found[i] for i in active], [plans[i].stop for i in active])
+            if len(sure) < len(active):
+                active = [active[row] for row in sure]
+                if not active:
+                    break
+                scores_BV = scores_BV[sure]
+            p_BV, chosen_B = self._draw([requests[i] for i in active], scores_BV, step)
             for row, i in enumerate(active):
-                tokens[i].append(chosen_B[row : row + 1])
+                found[i].tokens.append(chosen_B[row : row + 1])
                 if not requests[i].warp.greedy:
-                    q[i].append(p_BV[row : row + 1])
+                    found[i].q.append(p_BV[row : row + 1])
             step += 1
-            active = [i for i in active if step < limits[i]]
-        return [self._join(tokens[i], q[i]) for i in range(len(requests))]
+            active = [i for i in active if step < limits[i] and found[i].goes_on(plans[i].stop)]
+        return Proposal([self._join(growing) for growing in found], tuple(forwards))
 
-    def _join(self, tokens: list[Tensor], q: list[Tensor]) -> Draft:
-        if not tokens:
-            return Draft(torch.zeros(0, dtype=torch.int64, device=self.runner.device))
-        q_SV = torch.cat(q) if q else None
-        return Draft(torch.cat(tokens), (self.name,) * len(tokens), q_SV, tuple(range(len(q))))
+    def _sure(self, scores_BV: Tensor, found: Sequence[_Growing], stops: Sequence[Stop | None]) -> list[int]:
+        """Rows whose token is worth a verify; decided by the draft's confidence, before any token is drawn."""
+        confidence_B = (scores_BV.amax(-1) - scores_BV.logsumexp(-1)).exp()
+        level_B = torch.bucketize(confidence_B, self._edges.to(confidence_B.dtype), right=True)
+        for row, growing in enumerate(found):
+            growing.levels.append(level_B[row : row + 1])
+        if not any(stops):
+            return list(range(len(found)))
+        sure = []
+        for row, (growing, stop, level) in enumerate(zip(found, stops, level_B.tolist(), strict=True)):
+            if stop is not None:
+                growing.reach *= stop.accept[level]
+            if stop is None or growing.reach >= stop.row:
+                sure.append(row)
+        return sure
+
+    def _join(self, growing: _Growing) -> Draft:
+        levels_L = torch.cat(growing.levels) if growing.levels else None
+        if not growing.tokens:
+            return Draft(torch.zeros(0, dtype=torch.int64, device=self.runner.device), levels_L=levels_L)
+        q_SV = torch.cat(growing.q) if growing.q else None
+        size = len(growing.tokens)
+        return Draft(torch.cat(growing.tokens), (self.name,) * size, q_SV, tuple(range(len(growing.q))), levels_L)
+
+    def _table(self, request: Request) -> Table:
+        table = self._tables.get(request)
+        if table is None:
+            table = self._tables[request] = self.runner.table()
+            table.adopt(request.tokens)
+        return table
 
     def _admit(self, request: Request, gamma: int) -> int:
         """How many tokens can be drafted: none without free blocks, none past the draft's context."""
@@ -72,17 +154,13 @@ class DraftModelProposer:
         limit = min(gamma, self._context - length + 1)
         if limit <= 0:
             return 0
-        table = self._tables.get(request)
-        if table is None:
-            table = self._tables[request] = self.runner.table()
-            table.adopt(request.tokens)
         try:
-            self.runner.reserve(table, length + limit - 1)
+            self.runner.reserve(self._table(request), length + limit - 1)
         except CacheFullError:
             return 0
         return limit
 
-    def _catch_up(self, requests: Sequence[Request], limits: Sequence[int]) -> list[int]:
+    def _catch_up(self, requests: Sequence[Request], limits: Sequence[int], forwards: list[Forward]) -> list[int]:
         """Feeds what tables lack, at most one chunk a request and round; returns who can draft in this round.
 
         A long prompt is caught up with over several rounds. Whether a request drafts depends on its own tokens alone:
@@ -96,24 +174,30 @@ class DraftModelProposer:
             lag = len(request.tokens) - table.length
             if lag > _PACKED:  # by itself, all but the token that the first draft is drawn after
                 fed = min(lag - 1, self._chunk)
+                forwards.append(Forward(fed, 0, table.length))
                 self.runner.forward([Feed(request.tokens[table.length : table.length + fed])], [table], [0])
                 lag -= fed
             if lag <= _PACKED:
                 ready.append(i)
         return ready
 
-    def _step(self, requests: Sequence[Request], drafted: Sequence[list[Tensor]], step: int) -> tuple[Tensor, Tensor]:
-        """One forward and one draw for the batch."""
+    def _scores(
+        self, requests: Sequence[Request], drafted: Sequence[list[Tensor]], step: int, forwards: list[Forward]
+    ) -> Tensor:
+        """One forward of the batch: the scores of each request's next position."""
         tables = [self._tables[r] for r in requests]
         if step == 0:
             feeds = [Feed(r.tokens[t.length :]) for r, t in zip(requests, tables, strict=True)]
         else:
             feeds = [Feed((), d[-1]) for d in drafted]
+        forwards.append(Forward(sum(feed.size for feed in feeds), len(feeds), sum(t.length for t in tables)))
         logits_BV = self.runner.forward(feeds, tables, [1] * len(feeds)).logits_RV
-        if logits_BV.shape[1] < self._vocabulary:
+        if self._kept_K is not None:
+            every_BV = torch.full((len(feeds), self._vocabulary), -torch.inf, device=logits_BV.device)
+            logits_BV = every_BV.index_copy_(1, self._kept_K, logits_BV.float())
+        elif logits_BV.shape[1] < self._vocabulary:
             missing = self._vocabulary - logits_BV.shape[1]
             logits_BV = torch.nn.functional.pad(logits_BV.float(), (0, missing), value=-torch.inf)
-        warps = [r.warp for r in requests]
         empty_G = torch.zeros(0, dtype=torch.int64, device=logits_BV.device)
         histories = [
             History(r.warp, r.prompt, r.generated, torch.cat(d) if d else empty_G, step, 1)
@@ -121,7 +205,11 @@ class DraftModelProposer:
         ]
         scores_BV = scores(logits_BV, histories)
         # A broken draft guesses evenly: an exact q like any other, and no other request suffers.
-        scores_BV = torch.where(scores_BV.amax(-1, keepdim=True).isfinite(), scores_BV, 0.0)
+        return torch.where(scores_BV.amax(-1, keepdim=True).isfinite(), scores_BV, 0.0)
+
+    def _draw(self, requests: Sequence[Request], scores_BV: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Distributions and tokens of one position of each request."""
+        warps = [r.warp for r in requests]
         if all(warp.greedy for warp in warps):
             return scores_BV, scores_BV.argmax(-1)
         p_BV = probs(scores_BV, warps)
@@ -150,6 +238,8 @@ class DraftModelProposer:
         table = self._tables.pop(request, None)
         if table is not None:
             table.release()
+            if self._frequencies is not None:
+                self._frequencies.add(request.generated)
 
 
 def _flags(values: object) -> Tensor:

@@ -3,32 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from fastdraft.config import NGram
+from fastdraft.control.course import Offer
+from fastdraft.proposers.base import Proposal
 from fastdraft.request import Request
-from fastdraft.round import Draft
+from fastdraft.round import Draft, Plan
 
-__all__ = ["NGramProposer"]
+__all__ = ["Lookup", "NGramProposer"]
+
+_LENGTHS = ("", "1", "2", "3", "4-5", "4-5", "6-7", "6-7", "8+")  # of a match: what is learnt of each by itself
 
 
-@dataclass(slots=True)
-class _Index:
-    """Where each n-gram of a request ended last; grows with its tokens.
+class Lookup:
+    """Looks the last tokens of one growing sequence up in it; the longest match wins, then the latest.
 
-    Attributes:
-        ends: For each n, n-gram -> position after its latest occurrence that something follows.
-        seen: Tokens indexed so far.
+    Args:
+        spec: Match lengths.
     """
 
-    ends: dict[tuple[int, ...], int] = field(default_factory=dict)
-    seen: int = 0
+    def __init__(self, spec: NGram) -> None:
+        self._min, self._max = spec.min, spec.max
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
+        self._seen = 0  # tokens indexed so far
+
+    def match(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """The position after the best earlier match of the last tokens, and its length.
+
+        Args:
+            tokens: Those of the last call, and any more.
+        """
+        # An n-gram is entered once a token follows it, so the last tokens never match themselves.
+        for end in range(max(self._seen, 1), len(tokens)):
+            for n in range(self._min, min(self._max, end) + 1):
+                self._ends[tuple(tokens[end - n : end])] = end
+        self._seen = max(self._seen, len(tokens))
+        for n in range(min(self._max, len(tokens) - 1), self._min - 1, -1):
+            found = self._ends.get(tuple(tokens[-n:]))
+            if found is not None:
+                return found, n
+        return None
+
+    def draft(self, tokens: Sequence[int], gamma: int) -> list[int]:
+        """What followed the best earlier match; empty where nothing matches.
+
+        Args:
+            tokens: Those of the last call, and any more.
+            gamma: Tokens to draft.
+        """
+        found = self.match(tokens) if gamma > 0 else None
+        if found is None:
+            return []
+        # A match that overlaps the end goes on into its own continuation: a loop is drafted whole.
+        longer = list(tokens)
+        for i in range(gamma):
+            longer.append(longer[found[0] + i])
+        return longer[len(tokens) :]
 
 
 class NGramProposer:
-    """Looks the last ``max`` .. ``min`` tokens up in prompt and output; the longest match wins, then the latest.
+    """A `Lookup` for each request.
 
     Args:
         spec: Match lengths and name.
@@ -37,38 +73,29 @@ class NGramProposer:
 
     def __init__(self, spec: NGram, device: torch.device) -> None:
         self.name = spec.name
-        self._min, self._max = spec.min, spec.max
+        self._spec = spec
         self._device = device
-        self._indexes: dict[Request, _Index] = {}
+        self._indexes: dict[Request, Lookup] = {}
 
-    def propose(self, requests: Sequence[Request], gammas: Sequence[int]) -> list[Draft]:
+    def offer(self, request: Request) -> Offer:
+        """As much as is wanted where something matches; the longer the match, the better."""
+        found = self._lookup(request).match(request.tokens)
+        if found is None:
+            return Offer(self.name, 0)
+        return Offer(self.name, request.left, key=_LENGTHS[min(found[1], len(_LENGTHS) - 1)])
+
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> Proposal:
         """Point-mass drafts; empty where nothing matches."""
-        return [self._draft(request, gamma) for request, gamma in zip(requests, gammas, strict=True)]
+        return Proposal([self._draft(request, plan.gamma) for request, plan in zip(requests, plans, strict=True)])
 
     def _draft(self, request: Request, gamma: int) -> Draft:
-        found = self._lookup(request) if gamma > 0 else None
-        tokens = list(request.tokens)
-        if found is not None:
-            # A match that overlaps the end goes on into its own continuation: a loop is drafted whole.
-            for i in range(gamma):
-                tokens.append(tokens[found + i])
-        ids = tokens[len(request.tokens) :]
+        ids = self._lookup(request).draft(request.tokens, gamma)
         return Draft(torch.tensor(ids, dtype=torch.int64, device=self._device), (self.name,) * len(ids))
 
-    def _lookup(self, request: Request) -> int | None:
-        """The position after the best earlier match of the last tokens."""
-        index = self._indexes.setdefault(request, _Index())
-        tokens = request.tokens
-        # An n-gram is entered once a token follows it, so the last tokens never match themselves.
-        for end in range(max(index.seen, 1), len(tokens)):
-            for n in range(self._min, min(self._max, end) + 1):
-                index.ends[tuple(tokens[end - n : end])] = end
-        index.seen = max(index.seen, len(tokens))
-        for n in range(min(self._max, len(tokens) - 1), self._min - 1, -1):
-            found = index.ends.get(tuple(tokens[-n:]))
-            if found is not None:
-                return found
-        return None
+    def _lookup(self, request: Request) -> Lookup:
+        if request not in self._indexes:
+            self._indexes[request] = Lookup(self._spec)
+        return self._indexes[request]
 
     def observe(self, requests: Sequence[Request]) -> None:
         """Nothing to do: the index reads committed tokens only."""

@@ -158,7 +158,8 @@ def verify(p_RV: Tensor, scores_RV: Tensor, trials: Sequence[Trial]) -> Verdict:
         trials: One a request, in the order of the rows.
 
     Returns:
-        Accepted tokens, next token and distortion (a value for each drafted position, zero after the first rejection).
+        Accepted tokens, next token, distortion (a value for each drafted position, zero after the first rejection), and
+        how likely each position was to be accepted.
     """
     device = p_RV.device
     drafted = _pack(trials, p_RV)
@@ -170,10 +171,12 @@ def verify(p_RV: Tensor, scores_RV: Tensor, trials: Sequence[Trial]) -> Verdict:
 
     longest = max(len(t.draft) for t in trials)
     accept_BG = torch.zeros(len(trials), longest, dtype=torch.int64, device=device)
+    chance_BG = torch.zeros(len(trials), longest, dtype=torch.float64, device=device)
     if longest:
         accept_D = _accept(p_RV, scores_RV, trials, drafted)
         accept_D = torch.where(invariant_B[request_D], drafted.token_D == choice_R[drafted.row_D], accept_D)
         accept_BG[request_D, offset_D] = accept_D.long()
+        chance_BG[request_D, offset_D] = _chance(p_RV, trials, drafted, accept_D)
     accepted_B = accept_BG.cumprod(-1).sum(-1)
 
     last_B = drafted.first_B + accepted_B
@@ -193,7 +196,7 @@ def verify(p_RV: Tensor, scores_RV: Tensor, trials: Sequence[Trial]) -> Verdict:
         # At temperature 0 only a changed token that was kept counts; the rejected one was replaced by the argmax.
         counted_BG = torch.where(greedy_B[:, None], place_G < accepted_B[:, None], place_G <= accepted_B[:, None])
         distortion_BG *= counted_BG
-    return Verdict(accepted_B, next_B, distortion_BG)
+    return Verdict(accepted_B, next_B, distortion_BG, chance_BG)
 
 
 def _choices(p_RV: Tensor, trials: Sequence[Trial]) -> Tensor:
@@ -239,6 +242,28 @@ def _accept(p_RV: Tensor, scores_RV: Tensor, trials: Sequence[Trial], drafted: _
         share = (scores_RV[row, token] - scores_RV[row].amax(-1)).double().exp()
         accept_D[lenient] = share >= alpha_D[lenient]
     return accept_D
+
+
+def _chance(p_RV: Tensor, trials: Sequence[Trial], drafted: _Drafted, accept_D: Tensor) -> Tensor:
+    """How likely each drafted position was to be accepted: the mass of min(q, p / alpha) under lenience.
+
+    Where no chance is left once p is known (temperature 0, invariant, threshold), whether it was.
+    """
+    chance_D = accept_D.double()
+    drawn = [
+        d
+        for d, b in enumerate(drafted.request)
+        if not (trials[b].greedy or trials[b].invariant or trials[b].rule == "threshold")
+    ]
+    if drawn:
+        row_N, q_row_N, token_N = drafted.row_D[drawn], drafted.q_row_D[drawn], drafted.token_D[drawn]
+        alpha_N = p_RV.new_tensor([trials[drafted.request[d]].alpha for d in drawn])
+        kept_N = (p_RV[row_N, token_N] / alpha_N).clamp(max=1)  # a point mass
+        if len(drafted.q_QV):
+            q_NV, p_NV = drafted.q_QV[q_row_N.clamp(min=0)], p_RV[row_N] / alpha_N[:, None]
+            kept_N = torch.where(q_row_N >= 0, torch.minimum(q_NV, p_NV).sum(-1), kept_N)
+        chance_D[drawn] = kept_N.double()
+    return chance_D
 
 
 def _residual(p_BV: Tensor, trials: Sequence[Trial], drafted: _Drafted, accepted_B: Tensor) -> Tensor:
