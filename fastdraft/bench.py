@@ -18,7 +18,7 @@ from fastdraft.config import GeneratorConfig, Prompt
 from fastdraft.errors import ConfigError, MissingDependencyError
 from fastdraft.generator import Generator
 from fastdraft.timing import Run, interleave, median, time_call
-from fastdraft.workload import built_in
+from fastdraft.workload import built_in, named_prompts
 
 __all__ = ["BenchReport", "Side", "plot", "run"]
 
@@ -145,7 +145,7 @@ def run(
                 seed=seed,
                 progress=progress,
             )
-    named = _named(built_in(chat=_chats(generator)) if prompts is None else prompts)
+    named = named_prompts(built_in(chat=_chats(generator)) if prompts is None else prompts)
     plans = _sides(generator, gammas, sources)
     _check(tokens=tokens, repeats=repeats)
     options: dict[str, Any] = {"max_tokens": tokens, "temperature": temperature, "seed": seed, "ignore_eos": True}
@@ -208,16 +208,6 @@ def plot(report: BenchReport, path: Path) -> None:
 
 def _chats(generator: Generator) -> bool:
     return bool(getattr(generator.tokenizer, "chat_template", None))
-
-
-def _named(prompts: Mapping[str, Prompt] | Sequence[Prompt]) -> dict[str, Prompt]:
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Mapping | Sequence):
-        raise ConfigError(f"prompts is a {type(prompts).__name__}, expected a list of prompts, or prompts by name.")
-    if not prompts:
-        raise ConfigError("prompts is empty; there is nothing to measure.")
-    if isinstance(prompts, Mapping):
-        return {str(name): prompt for name, prompt in prompts.items()}
-    return {str(number): prompt for number, prompt in enumerate(prompts, 1)}
 
 
 def _sides(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from fastdraft.errors import ConfigError
 if TYPE_CHECKING:
     from fastdraft.config import Prompt
 
-__all__ = ["QUESTIONS", "built_in", "read_prompts"]
+__all__ = ["QUESTIONS", "as_prompt", "built_in", "named_prompts", "read_prompts"]
 
 # One of each kind of work; how well drafts do differs more between kinds than between models.
 QUESTIONS: Mapping[str, str] = {
@@ -49,6 +49,21 @@ def built_in(*, chat: bool) -> dict[str, Prompt]:
         chat: As messages for the model's chat template, else as raw text.
     """
     return {name: as_prompt(text, chat=chat) for name, text in QUESTIONS.items()}
+
+
+def named_prompts(prompts: Mapping[str, Prompt] | Sequence[Prompt]) -> dict[str, Prompt]:
+    """Prompts by name; those of a list are numbered from 1.
+
+    Raises:
+        ConfigError: Not a list of prompts, or none in it.
+    """
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Mapping | Sequence):
+        raise ConfigError(f"prompts is a {type(prompts).__name__}, expected a list of prompts, or prompts by name.")
+    if not prompts:
+        raise ConfigError("prompts is empty; there is nothing to measure.")
+    if isinstance(prompts, Mapping):
+        return {str(name): prompt for name, prompt in prompts.items()}
+    return {str(number): prompt for number, prompt in enumerate(prompts, 1)}
 
 
 def as_prompt(text: str, *, chat: bool) -> Prompt:

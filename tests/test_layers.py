@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     ("integrations", "cli"),
     ("doctor", "bench", "audit", "training", "testing"),
-    ("timing",),
+    ("timing", "forecast", "lending"),
     ("",),  # fastdraft/__init__.py, the public face
     ("generator",),
     ("build", "worker", "streams", "intake"),
@@ -41,7 +41,7 @@ NO_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 
 TORCH_FREE = {
     *("", "errors", "_log", "config", "results", "round", "trace", "precedence", "kv", "kv.pool", "kv.table"),
-    *("request", "control", "testing", "workload"),
+    *("request", "control", "testing", "workload", "forecast"),
 }
 HEAVY = {"torch", "transformers"}
 
@@ -55,6 +55,7 @@ GUESTS = {
     "matplotlib": "bench",
     "numpy": "models.gguf",
     "accelerate": "models.gguf",
+    "safetensors": "models.rounded",  # transformers brings it
 }
 LAZY = {"gguf", "numpy", "matplotlib"}  # only inside functions, so that the extra stays optional
 

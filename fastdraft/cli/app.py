@@ -13,6 +13,7 @@ from fastdraft.cli import USAGE
 from fastdraft.cli.audit import audit
 from fastdraft.cli.bench import bench
 from fastdraft.cli.demo import demo
+from fastdraft.cli.doctor import doctor
 from fastdraft.cli.generate import generate
 from fastdraft.cli.models import models
 from fastdraft.errors import ConfigError, FastDraftError
@@ -58,5 +59,6 @@ def _root(
 app.command()(audit)
 app.command()(bench)
 app.command()(demo)
+app.command()(doctor)
 app.command()(generate)
 app.command()(models)

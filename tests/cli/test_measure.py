@@ -1,4 +1,4 @@
-"""The commands that measure: bench."""
+"""The commands that measure: bench and doctor."""
 
 from __future__ import annotations
 
@@ -63,3 +63,51 @@ def test_bench_of_a_target_without_a_draft_is_plain_alone(pair: tuple[str, str],
     )
     assert result.exit_code == 0
     assert [side["name"] for side in json.loads(path.read_text("utf-8"))["sides"]] == ["plain"]
+
+
+def test_doctor_prints_figures_and_a_verdict(pair: tuple[str, str]):
+    models = ("--target", pair[0], "--draft", pair[1], "--prompt", "one and two and one", "--raw")
+    day = ("--requests-per-day", "1000", "--tokens-per-request", "50", "--price-per-hour", "3")
+    settings = ("--tokens", "8", "--repeats", "1", "--temperature", "0.5", "--dtype", "float32")
+    result = call("doctor", *models, *day, *settings, env={"COLUMNS": "160"})
+    assert result.exit_code == 0
+    report = json.loads(call("doctor", *models, *day, *settings, "--json").stdout)
+    shown = " ".join(ESCAPE.sub("", result.stdout).split())
+    assert f"{report['jaccard']:.2f} >= 0.45" in shown
+    assert [one["temperature"] for one in report["acceptance"]] == [0.0, 0.5]
+    for one in report["acceptance"]:
+        assert f"{one['temperature']:g} 100% {one['kept'][0]:.0%} {one['kept'][1]:.0%}" in shown
+    assert report["estimate"]["plain"]["hours"] > 0
+    assert "machine hours" in shown
+    assert any(words in shown for words in ("It pays", "It does not pay"))
+    assert len(report["positions"]) == 8
+    for position in report["positions"]:
+        guess = position["draft"][0]
+        assert f"{guess['text']!r} {guess['probability']:.2f}" in shown
+
+
+def test_doctor_shows_tokens_side_by_side_only_where_a_prompt_is_given(pair: tuple[str, str], tmp_path: Path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one and two and one", "id": "counting"}\n', "utf-8")
+    models = ("--target", pair[0], "--prompts", str(prompts), "--raw", "--tokens", "6", "--repeats", "1")
+    result = call("doctor", *models, env={"COLUMNS": "160"})
+    report = json.loads(call("doctor", *models, "--json").stdout)
+    assert report["prompts"] == ["counting"]
+    assert report["draft"] == "ngram"
+    assert repr(report["positions"][0]["target"][0]["text"]) not in result.stdout
+    assert "Jaccard" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--draft", "none"), "nothing to examine"),
+        (("--prompt", "a", "--prompts", "b"), "both given"),
+        (("--price-per-hour", "2"), "requests_per_day and tokens_per_request"),
+        (("--tokens", "1"), "tokens is 1"),
+    ],
+)
+def test_doctor_refuses_before_anything_is_loaded(arguments: tuple[str, ...], said: str):
+    result = call("doctor", "--target", "/there/is/no/such/model", *arguments)
+    assert result.exit_code == 2
+    assert said in ESCAPE.sub("", result.output)

@@ -1,0 +1,41 @@
+"""Models loaded once, to be read by themselves and lent to a generator at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdraft.config import DraftModel, GeneratorConfig, Model
+from fastdraft.models.loading import Loaded, load_model
+
+__all__ = ["lend", "load_models"]
+
+
+def load_models(config: GeneratorConfig, *, progress: bool = False) -> list[Loaded]:
+    """The target, then the draft models, as a generator would load them.
+
+    Raises:
+        ModelLoadError: Files that are missing or broken.
+        ConfigError: Options that cannot be met.
+    """
+    specs = [config.target, *(source.model for source in config.draft if isinstance(source, DraftModel))]
+    return [load_model(spec, device=config.device, dtype=config.dtype, progress=progress) for spec in specs]
+
+
+def lend(config: GeneratorConfig, models: Sequence[Loaded]) -> GeneratorConfig:
+    """The same with models in memory, which a generator borrows and leaves as they are.
+
+    Args:
+        config: What they were loaded from.
+        models: Of `load_models`.
+    """
+    left = iter(models)
+
+    def lent(spec: Model) -> Model:
+        return Model(next(left).model, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
+
+    target = lent(config.target)
+    draft = tuple(
+        source.model_copy(update={"model": lent(source.model)}) if isinstance(source, DraftModel) else source
+        for source in config.draft
+    )
+    return config.model_copy(update={"target": target, "draft": draft, "device": "auto", "dtype": "auto"})
