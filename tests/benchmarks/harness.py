@@ -57,24 +57,19 @@ class Clock:
 
 
 def run_transformers(model: Any, ids: Sequence[int], tokens: int, **options: Any) -> Run:
-    """``model.generate``, greedy, timed by a streamer; target calls counted by a hook."""
+    """``model.generate``, greedy and of exactly ``tokens`` tokens unless ``options`` say otherwise.
+
+    Timed by a streamer; target calls are counted by a hook.
+    """
     calls = []
     hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
     clock = Clock()
     prompt = torch.tensor([list(ids)])
+    settings = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0} | options
     started = time.perf_counter()
     try:
-        out = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            pad_token_id=0,
-            # The prompt is put first; what follows are tokens.
-            streamer=clock,
-            **options,
-        )
+        # The streamer gets the prompt first; what follows are tokens.
+        out = model.generate(prompt, attention_mask=torch.ones_like(prompt), streamer=clock, **settings)
     finally:
         hook.remove()
     times, counts = clock.times[1:], clock.counts[1:]
