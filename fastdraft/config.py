@@ -293,8 +293,8 @@ class Model(_Spec):
     def _borrowed_stays(self) -> Model:
         if self.loaded and not self.take and self.quantization not in (None, "none"):
             raise ValueError(
-                f"quantization={self.quantization!r} was asked for a loaded model, which is borrowed and never changed; "
-                "hand it over with take=True"
+                f"quantization={self.quantization!r} was asked for a loaded model, which is borrowed and never "
+                "changed; hand it over with take=True"
             )
         return self
 

@@ -1,0 +1,125 @@
+"""The tokens a draft's output layer keeps: the frequent ones (Zhao et al., "FR-Spec", 2025).
+
+A draft that can propose only some tokens stays exact: its q is the distribution over just those, and what it lacks
+comes from the target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fastdraft._log import get_logger
+from fastdraft.models.store import cache_dir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Frequencies", "cut_head", "frequent"]
+
+_log = get_logger(__name__)
+
+_ENOUGH = 20_000  # counted tokens before "auto" trusts them
+_COVERED = 0.998
+_STEP = 1024
+_SAVE_EVERY = 2_000
+
+
+class Frequencies:
+    """How often the target produced each token, kept in the cache folder: counts alone, never text.
+
+    Args:
+        label: The target's, which names the file.
+    """
+
+    def __init__(self, label: str) -> None:
+        name = hashlib.sha256(label.encode()).hexdigest()[:32]
+        self._path = cache_dir() / "frequencies" / f"{name}.json"
+        self._new: Counter[int] = Counter()
+
+    def read(self) -> Counter[int]:
+        """What earlier generators saved; empty where nothing was, or it cannot be read."""
+        try:
+            return Counter({int(token): int(count) for token, count in json.loads(self._path.read_text()).items()})
+        except (OSError, ValueError, AttributeError):
+            return Counter()
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Counts tokens of a finished call; saved now and then."""
+        self._new.update(tokens)
+        if self._new.total() >= _SAVE_EVERY:
+            self._save()
+
+    def _save(self) -> None:
+        draft: Path = self._path.with_name(f"{uuid.uuid4().hex}.part")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(self.read() + self._new))
+            os.replace(draft, self._path)
+        except OSError as error:
+            _log.info("frequencies_not_saved", error=str(error))
+            draft.unlink(missing_ok=True)
+        self._new.clear()
+
+
+def frequent(
+    wanted: int | Literal["auto"], counts: Counter[int], always: Iterable[int], vocabulary: int
+) -> tuple[int, ...] | None:
+    """Token ids to keep, ascending.
+
+    Args:
+        wanted: How many; ``"auto"`` keeps what covers 99.8 % of the counted tokens, where enough were counted.
+        counts: Of tokens seen.
+        always: Tokens kept whatever their count, such as end-of-sequence.
+        vocabulary: Ids there are.
+
+    Returns:
+        None where all are kept. Places that counts leave open go to the lowest ids: merges are numbered by frequency.
+    """
+    seen = [token for token, _ in counts.most_common() if token < vocabulary]
+    if wanted == "auto":
+        total = counts.total()
+        # Tokens seen once estimate how often the next one is new (Good and Turing).
+        if total < _ENOUGH or sum(count == 1 for count in counts.values()) > (1 - _COVERED) * 5 * total:
+            return None
+        covered, wanted = 0, 0
+        for token in seen:
+            if covered >= _COVERED * total:
+                break
+            covered += counts[token]
+            wanted += 1
+        wanted = -(-wanted // _STEP) * _STEP
+    if wanted >= vocabulary:
+        return None
+    kept = {token for token in always if token < vocabulary}
+    for token in (*seen, *range(vocabulary)):
+        if len(kept) >= wanted:
+            break
+        kept.add(token)
+    return tuple(sorted(kept))
+
+
+def cut_head(model: PreTrainedModel, ids: tuple[int, ...]) -> None:
+    """Gives a model an output layer of its own with the rows of ``ids`` alone; the old one is left as it is.
+
+    Args:
+        model: Ours to change, or a view.
+        ids: Ascending.
+    """
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Linear)
+    ids_K: Tensor = torch.tensor(ids, device=head.weight.device)
+    cut = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, device="meta")
+    cut.weight = nn.Parameter(head.weight.detach()[ids_K], requires_grad=False)
+    if head.bias is not None:
+        cut.bias = nn.Parameter(head.bias.detach()[ids_K], requires_grad=False)
+    model.set_output_embeddings(cut)
