@@ -268,8 +268,8 @@ class Engine:
     @property
     def runners(self) -> dict[str | None, Runner]:
         """The target's runner under None, each draft model's under the name of its source."""
-        drafts = {s.name: s.runner for s in self._chain.sources if isinstance(s, DraftModelProposer)}
-        return {None: self._runner, **drafts}
+        drafts = [s for s in self._chain.sources if isinstance(s, DraftModelProposer)]
+        return {None: self._runner} | {s.name: s.runner for s in drafts}
 
     def forget_prefixes(self) -> None:
         """Drops reusable prefixes; what running requests hold stays."""

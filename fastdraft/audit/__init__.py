@@ -23,7 +23,6 @@ from fastdraft.audit.report import AuditReport, Difference, Greedy, Sampled
 from fastdraft.config import (
     DraftModel,
     GeneratorConfig,
-    Model,
     ModelLike,
     NGram,
     Prompt,
@@ -33,9 +32,10 @@ from fastdraft.config import (
 )
 from fastdraft.errors import ConfigError
 from fastdraft.generator import Generator
-from fastdraft.models.loading import Loaded, load_model
+from fastdraft.lending import lend, load_models
+from fastdraft.models.dense import dense_logits
+from fastdraft.models.loading import Loaded
 from fastdraft.models.pairing import usable_vocabulary
-from fastdraft.models.support import context_of
 from fastdraft.precedence import resolve_params
 from fastdraft.prompt import PromptEncoder
 from fastdraft.results import Completion
@@ -82,7 +82,8 @@ def audit(
 ) -> AuditReport:
     """Tests whether the output of a target with these drafts is distributed as the target's own.
 
-    Takes as long as generating the text and reading it once more. Each model is in memory once.
+    Takes as long as generating the text and reading it once more. Each model is in memory once, and is read as the
+    generator runs it: with its kernels, quantised where you ask for it or it is a draft's default.
 
     Args:
         target: As `Generator` takes it.
@@ -111,7 +112,7 @@ def audit(
     asked = _without_penalties(params)
     config = make_config({"target": target, "draft": draft, "tokenizer": tokenizer, "device": device, "dtype": dtype})
     models = _load(config, progress)
-    config = _lend(config, models)
+    config = lend(config, models, take=True)
     asked = _settle(asked, models[0].sampling)
     with Generator.from_config(config) as generator:
         vocabulary = usable_vocabulary(generator.tokenizer, models[0].model.config.get_text_config().vocab_size)
@@ -166,28 +167,13 @@ def _settle(params: SamplingParams, sampling: Mapping[str, Any]) -> SamplingPara
 def _load(config: GeneratorConfig, progress: bool) -> list[Loaded]:
     """The target, then the draft models."""
     specs = [config.target, *(source.model for source in config.draft if isinstance(source, DraftModel))]
-    models = [load_model(spec, device=config.device, dtype=config.dtype, progress=progress) for spec in specs]
+    models = load_models(config, progress=progress)
     size = sum(weight.numel() for loaded in models for weight in loaded.model.parameters())
     if config.dtype == "auto" and size <= SMALL:
         for spec, loaded in zip(specs, models, strict=True):
             if not spec.loaded and spec.dtype is None:
                 loaded.model.to(torch.float32)  # type: ignore[arg-type]  # as in models.loading
     return models
-
-
-def _lend(config: GeneratorConfig, models: Sequence[Loaded]) -> GeneratorConfig:
-    """The same with models in memory, which a generator borrows and leaves as they are."""
-
-    def lent(spec: Model) -> Model:
-        return Model(next(left).model, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
-
-    left = iter(models)
-    target = lent(config.target)
-    draft = tuple(
-        source.model_copy(update={"model": lent(source.model)}) if isinstance(source, DraftModel) else source
-        for source in config.draft
-    )
-    return config.model_copy(update={"target": target, "draft": draft, "device": "auto", "dtype": "auto"})
 
 
 def _generate(
@@ -265,12 +251,9 @@ def _examine(
 @torch.inference_mode()
 def _dense(model: PreTrainedModel, text: _Text, vocabulary: int) -> Tensor:
     """The model's own logits where each token of the output was drawn: [T, V]; -inf where it has none."""
-    prompt, tokens = text.prompt, text.completion.token_ids
-    ids = [*prompt, *tokens[:-1]][: context_of(model.config)]
-    logits_TV = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
-    logits_TV = logits_TV[len(prompt) - 1 :, :vocabulary]
-    lacking = vocabulary - logits_TV.shape[1], len(tokens) - logits_TV.shape[0]
-    return torch.nn.functional.pad(logits_TV, (0, lacking[0], 0, lacking[1]), value=-torch.inf)
+    logits_TV = dense_logits(model, text.prompt, text.completion.token_ids, vocabulary)
+    lacking = text.completion.completion_tokens - len(logits_TV)
+    return torch.nn.functional.pad(logits_TV, (0, 0, 0, lacking), value=-torch.inf)
 
 
 def _guesses(completion: Completion[Any], lookups: frozenset[str]) -> list[int]:
