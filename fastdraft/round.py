@@ -22,13 +22,13 @@ class Stop(NamedTuple):
 
     Attributes:
         accept: Conditional acceptance by the draft's level of confidence.
-        row: A token is drawn only if its reach is at least this.
-        step: The draft goes on to a further token only if its reach is at least this.
+        row: The (i + 1)-th token is drawn only if its reach is at least ``row[i]``.
+        step: After i tokens the draft goes on to a further one only if its reach is at least ``step[i]``.
     """
 
     accept: tuple[float, ...]
-    row: float
-    step: float
+    row: tuple[float, ...]
+    step: tuple[float, ...]
 
 
 class Plan(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +18,9 @@ __all__ = ["Costs", "Curve", "Forward", "Measured"]
 Points: TypeAlias = tuple[tuple[int, float], ...]
 
 _GAIN = 0.12  # of what a round was mispredicted by; a round of a shared machine says little by itself
-_SHAPE = 1 / 3  # share of the gain that goes to the row count at hand, the rest shifts the whole curve
+_SHAPE = 1 / 2  # share of the gain that goes to the row count at hand, the rest shifts the whole curve
+_NEAR = (1.0, 0.5, 0.25)  # what a row count's correction does to its neighbours, by distance
+_MOST = 33  # row counts from here on share one correction
 _CLIP, _FIRST_CLIP, _FIRST = 0.3, 1.5, 3  # a misprediction counts as at most e**_CLIP, more so in the first rounds
 
 
@@ -76,28 +78,28 @@ class Measured:
 class Curve:
     """One model's seconds under one kind of sampling: `Measured`, and how far real rounds are off it.
 
-    The correction has a part for the whole curve (the machine is slower than it was) and one for each measured row
-    count (its shape differs: sampling, too, costs time by the row). Both are logarithms of a ratio, moved a little by
-    each round.
+    The correction has a part for the whole curve (the machine is slower than it was) and one for each row count (its
+    shape differs: kernels change between measured points, and sampling takes time by the row). Both are logarithms of
+    a ratio, moved a little by each round.
     """
 
     def __init__(self, measured: Measured) -> None:
         self.measured = measured
-        self._rows = [n for n, _ in measured.points]
+        self._last = measured.points[-1][0]
         self._joined = (*measured.points[-1:], *measured.prefill)
         self._shift = 0.0
-        self._shape = [0.0] * len(self._rows)
+        self._shape = [0.0] * (_MOST + 1)
         self._feed = 0.0  # the same for feeds longer than the last point
         self._seen = 0
 
     def seconds(self, rows: int, context: int = 0) -> float:
         """Seconds of a forward whose every row is wanted, with so many KV tokens read."""
         base = _interpolate(self.measured.points, rows)
-        return (base + self.measured.per_token * context) * math.exp(self._shift + self._bend(rows))
+        return (base + self.measured.per_token * context) * math.exp(self._shift + self._shape[min(rows, _MOST)])
 
     def feed(self, rows: int, context: int = 0) -> float:
         """Seconds of a forward over so many tokens, of which few are wanted: prefill, or catching up."""
-        if rows <= self._rows[-1]:
+        if rows <= self._last:
             return self.seconds(rows, context)
         base = _interpolate(self._joined, rows) if len(self._joined) > 1 else _interpolate(self.measured.points, rows)
         return (base + self.measured.per_token * context) * math.exp(self._feed)
@@ -117,18 +119,16 @@ class Curve:
                 self._feed += gain * part / total
             else:
                 self._shift += gain * (1 - _SHAPE) * part / total
-                for knot, weight in _weights(self._rows, forward.rows):
-                    self._shape[knot] += gain * _SHAPE * weight * part / total
+                at = min(forward.rows, _MOST)
+                for rows in range(max(1, at - 2), min(_MOST, at + 2) + 1):
+                    self._shape[rows] += gain * _SHAPE * _NEAR[abs(rows - at)] * part / total
 
     def _is_feed(self, forward: Forward) -> bool:
-        return forward.kept < forward.rows and forward.rows > self._rows[-1]
+        return forward.kept < forward.rows and forward.rows > self._last
 
     def _expected(self, forward: Forward) -> float:
         price = self.feed if self._is_feed(forward) else self.seconds
         return price(forward.rows, forward.context)
-
-    def _bend(self, rows: int) -> float:
-        return sum(weight * self._shape[knot] for knot, weight in _weights(self._rows, rows))
 
 
 class Costs:
@@ -185,12 +185,3 @@ def _interpolate(points: Points, rows: int) -> float:
     right = min(bisect_right(points, rows, key=lambda point: point[0]), len(points) - 1)
     (n0, s0), (n1, s1) = points[right - 1], points[right]
     return max(s0 + (s1 - s0) * (rows - n0) / (n1 - n0), 0.1 * s0)
-
-
-def _weights(knots: Sequence[int], rows: int) -> Iterable[tuple[int, float]]:
-    """Which knots a row count lies between, and its nearness to each."""
-    right = bisect_right(knots, rows)
-    if right in (0, len(knots)):
-        return ((max(0, right - 1), 1.0),)
-    share = (rows - knots[right - 1]) / (knots[right] - knots[right - 1])
-    return ((right - 1, 1 - share), (right, share))

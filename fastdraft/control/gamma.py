@@ -24,9 +24,10 @@ EDGES = (0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 0.999)
 _MIDDLES = (0.2, 0.4, 0.58, 0.73, 0.85, 0.93, 0.97, 0.99, 0.997, 1.0)
 
 _OPTIMISM = 0.75  # acceptance before anything was seen
-_PRIOR = 2.0  # what a prior weighs, in observations
-_KEEP = 0.98  # weight that an observation keeps when the next one comes
-_LEAN_PRIOR, _LEAN_KEEP = 3.0, 0.93
+_PRIOR = 4.0  # what a prior weighs, in observations
+_KEEP = 0.985  # weight that an observation keeps when the next one comes
+_NEAR = 0.5  # weight that a position's observations have for the next position, and so on
+_LEAN_PRIOR, _LEAN_KEEP = 8.0, 0.97
 _LEAST = 0.002  # estimates stay between this and 1 less this: log-odds are finite, and nothing is ever ruled out
 
 
@@ -46,12 +47,13 @@ class Acceptance:
 
     @property
     def curve(self) -> tuple[float, ...]:
-        """P(accept | reached) of each position; a position seldom reached is taken to be like the one before it."""
+        """P(accept | reached) of each position; a position seldom reached is taken to be like those before it."""
         if self._curve is None:
-            found, prior = [], _OPTIMISM
+            found = []
+            near, right = _PRIOR, _PRIOR * _OPTIMISM
             for weight, total in self._positions:
-                prior = (total + _PRIOR * prior) / (weight + _PRIOR)
-                found.append(_inside(prior))
+                found.append(_inside((total + _PRIOR * right / near) / (weight + _PRIOR)))
+                near, right = _NEAR * near + weight, _NEAR * right + total
             self._curve = tuple(found)
         return self._curve
 
@@ -85,26 +87,38 @@ class Acceptance:
 
 
 class Lean:
-    """How far a call's acceptance is off its generator's, as a shift in log-odds."""
+    """How far a call's acceptance of one source is off its generator's, as a shift in log-odds."""
 
     def __init__(self) -> None:
-        self._weight = self._found = self._expected = 0.0
+        self._weight = self._found = 0.0
+        self._reached: dict[Acceptance, list[float]] = {}
 
     def shift(self, chances: Sequence[float]) -> tuple[float, ...]:
         """A generator's estimates as they are for this call."""
         if not self._weight:
             return tuple(chances)
-        middle = _inside(self._expected / self._weight)
+        # Against what the generator knows by now, this call included: nothing counts twice.
+        known = sum(
+            weight * chance
+            for acceptance, weights in self._reached.items()
+            for weight, chance in zip(weights, acceptance.curve, strict=True)
+        )
+        middle = _inside(known / self._weight)
         found = _inside((self._found + _LEAN_PRIOR * middle) / (self._weight + _LEAN_PRIOR))
         odds = found * (1 - middle) / ((1 - found) * middle)
         return tuple(odds * a / (1 - a + odds * a) for a in chances)
 
-    def observe(self, chances: Sequence[float], expected: Sequence[float]) -> None:
-        """Takes in a round's reached positions, beside the generator's estimates of them."""
-        for chance, estimate in zip(chances, expected, strict=False):
-            self._weight = self._weight * _LEAN_KEEP + 1
-            self._found = self._found * _LEAN_KEEP + chance
-            self._expected = self._expected * _LEAN_KEEP + estimate
+    def observe(self, chances: Sequence[float], acceptance: Acceptance) -> None:
+        """Takes in a round's reached positions, beside the generator's estimates of their kind."""
+        keep = _LEAN_KEEP ** len(chances)
+        self._weight, self._found = self._weight * keep, self._found * keep
+        for weights in self._reached.values():
+            weights[:] = [weight * keep for weight in weights]
+        weights = self._reached.setdefault(acceptance, [0.0] * MOST)
+        for i, chance in enumerate(chances[:MOST]):
+            self._weight += 1
+            self._found += chance
+            weights[i] += 1
 
 
 def expected_tokens(acceptance: Sequence[float], gamma: int) -> float:

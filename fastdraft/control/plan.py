@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from fastdraft.config import SamplingParams
 from fastdraft.control.costs import Costs, Forward
 from fastdraft.control.course import Course, Key, Offer, Played, Turn
-from fastdraft.control.gamma import MOST, Acceptance
+from fastdraft.control.gamma import MOST, Acceptance, expected_tokens
 from fastdraft.control.savings import Savings
 from fastdraft.round import PLAIN, Plan, Stop
 
@@ -26,6 +26,7 @@ SHARE = 0.02  # of a call's time that speculation may cost and not earn back
 _MARGIN = 1.01  # what drafting must be expected to gain over plain decoding
 _CLEAR = 1.2  # the same where a call's drafts have cost more than their share so far
 _HISTORY = 24  # observations from which a source has a history
+_SIGHT = 4  # tokens ahead that a stop looks
 _TYPICAL, _TYPICAL_KEEP = 128.0, 0.9  # tokens of a call, and weight of the calls before in what is typical
 
 
@@ -232,12 +233,19 @@ class AdaptiveController:
         offer, gamma = bid.offer, bid.gamma
         if not (self._stops and offer.model):
             return Plan(offer.name, gamma)
-        longest = min(most, 2 * gamma + 2)
-        row = (prices.verify(longest) - prices.plain) / longest
         curve = self._curve(turn.course, offer)[: gamma + 1]
-        going_on = (prices.step(offer) + row) * bid.rate / (sum(curve) / len(curve))
+        mean = sum(curve) / len(curve)
+        step = prices.step(offer)
+        rows, steps = [], []
+        for drawn in range(most):
+            # The next token is worth what it and those after it bring: a dear row may be followed by cheap ones.
+            further = range(1, min(_SIGHT, most - drawn) + 1)
+            costs = [prices.verify(drawn + n) - prices.verify(drawn) + (n - 1) * step for n in further]
+            gains = [expected_tokens((mean,), n - 1) for n in further]
+            rows.append(bid.rate * min(cost / gain for cost, gain in zip(costs, gains, strict=True)))
+            steps.append(bid.rate * min((cost + step) / gain for cost, gain in zip(costs, gains, strict=True)) / mean)
         table = self._known(turn.course.key(offer.name, offer.key)).table
-        return Plan(offer.name, longest, Stop(table, max(0.0, row * bid.rate), going_on))
+        return Plan(offer.name, most, Stop(table, tuple(rows), tuple(steps)))
 
     def observe(self, played: Sequence[Played], spent: Spent) -> None:
         """See `Controller`."""
@@ -272,7 +280,7 @@ class AdaptiveController:
             return
         course.lost += loss
         acceptance = self._known(course.asked)
-        course.lean(course.asked.source).observe(one.chances, acceptance.curve)
+        course.lean(course.asked.source).observe(one.chances, acceptance)
         acceptance.observe(one.chances, one.levels)
         if one.drafted:
             savings = self._savings_of(course.key(course.asked.source, ""))

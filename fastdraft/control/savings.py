@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["Savings"]
 
 _RATE = 0.01  # seconds saved for probes in each second of decoding
-_FAILURES = 6  # after so many failed probes, the price rises no further: a source always comes back in the end
+_FAILURES = 3  # after so many failed probes, the price rises no further: a source always comes back in the end
 _BIG = 8.0  # a probe too dear for the call at hand must be saved for this many times over
 
 

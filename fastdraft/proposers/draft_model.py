@@ -48,7 +48,7 @@ class _Growing:
 
     def goes_on(self, stop: Stop | None) -> bool:
         """Whether a further step is worth its forward."""
-        return stop is None or self.reach >= stop.step
+        return stop is None or self.reach >= stop.step[len(self.tokens)]
 
 
 class DraftModelProposer:
@@ -80,6 +80,7 @@ class DraftModelProposer:
         self._context = context
         self._vocabulary = vocabulary
         self._chunk = chunk
+        self.kept = None if kept is None else tuple(kept)
         self._kept_K = None if kept is None else torch.tensor(kept, device=runner.device)
         self._frequencies = frequencies
         self._tables: dict[Request, Table] = {}
@@ -129,7 +130,7 @@ class DraftModelProposer:
         for row, (growing, stop, level) in enumerate(zip(found, stops, level_B.tolist(), strict=True)):
             if stop is not None:
                 growing.reach *= stop.accept[level]
-            if stop is None or growing.reach >= stop.row:
+            if stop is None or growing.reach >= stop.row[len(growing.tokens)]:
                 sure.append(row)
         return sure
 
