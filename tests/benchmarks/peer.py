@@ -54,21 +54,25 @@ class Peer:
         got = self._read()
         return Run(tuple(got["tokens"]), got["first"], got["total"], got["rate"], 0)
 
+    def close(self) -> str:
+        """Ends the process; returns the end of what it wrote to stderr."""
+        with self._said as said, self._process as process:  # which closes its pipes and waits
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(60)
+            said.seek(0)
+            return said.read().decode(errors="replace")[-2000:]
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-        self._said.close()
+        self.close()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._process.wait()
-            self._said.seek(0)
-            raise RuntimeError(self._said.read().decode(errors="replace")[-2000:])
+            raise RuntimeError(self.close())
         answer: dict[str, Any] = json.loads(line)
         return answer
