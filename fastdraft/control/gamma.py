@@ -32,14 +32,9 @@ _LEAST = 0.002  # estimates stay between this and 1 less this: log-odds are fini
 
 
 class Acceptance:
-    """Conditional acceptance of one kind of drafting, over all calls of a generator.
-
-    Attributes:
-        history: Observations so far.
-    """
+    """Conditional acceptance of one kind of drafting, over all calls of a generator."""
 
     def __init__(self) -> None:
-        self.history = 0
         self._positions = [[0.0, 0.0] for _ in range(MOST)]  # weight, sum
         self._levels = [[0.0, 0.0] for _ in _MIDDLES]
         self._curve: tuple[float, ...] | None = None
@@ -82,7 +77,6 @@ class Acceptance:
             _add(self._levels[level], chance)
         if len(chances) < min(len(levels), MOST):
             _add(self._positions[len(chances)], self.table[levels[len(chances)]])
-        self.history += len(chances)
         self._curve = self._table = None
 
 

@@ -26,6 +26,8 @@ SHARE = 0.02  # of a call's time that speculation may cost and not earn back
 _MARGIN = 1.01  # what drafting must be expected to gain over plain decoding
 _CLEAR = 1.2  # the same where a call's drafts have cost more than their share so far
 _HISTORY = 24  # observations from which a source has a history
+_UNKNOWN = 3.0  # what a source without one may cost, in shares of one call: found out once, it is known
+_NEAR = 8  # lag up to which a source counts as caught up
 _SIGHT = 4  # tokens ahead that a stop looks
 _TYPICAL, _TYPICAL_KEEP = 128.0, 0.9  # tokens of a call, and weight of the calls before in what is typical
 
@@ -154,7 +156,7 @@ class AdaptiveController:
             return PLAIN
         bids = [self._best(turn, offer, min(offer.most, room, MOST), prices) for offer in offers]
         best = max(bids, key=lambda bid: bid.rate)
-        pays = best.rate * prices.plain >= self._margin(course, best.offer, turn, prices)
+        pays = best.rate * prices.plain >= self._margin(turn, best.offer, prices)
         course.decide(pays)
         rate = best.rate if pays else 1 / prices.plain
         probe = self._probe(turn, [bid.offer for bid in bids if not (pays and bid is best)], rate, prices)
@@ -208,10 +210,11 @@ class AdaptiveController:
         """Seconds that drafts may have cost this call and not earned back."""
         return SHARE * (turn.course.elapsed + prices.plain * self._ahead(turn))
 
-    def _margin(self, course: Course, offer: Offer, turn: Turn, prices: _Prices) -> float:
-        if self._known(course.key(offer.name, offer.key)).history < _HISTORY:
-            return _MARGIN
-        return _CLEAR if course.lost > self._allowance(turn, prices) else _MARGIN
+    def _margin(self, turn: Turn, offer: Offer, prices: _Prices) -> float:
+        """What an offer must be expected to gain: more, where experience so far speaks against it."""
+        savings = self._savings_of(turn.course.key(offer.name, ""))
+        lost = savings.lost if savings.seen < _HISTORY else turn.course.lost
+        return _CLEAR if lost > self._allowance(turn, prices) else _MARGIN
 
     def _probe(self, turn: Turn, offers: Sequence[Offer], rate: float, prices: _Prices) -> Offer | None:
         """A source worth one drafted token, to see whether it has become better than what is best at ``rate``."""
@@ -219,9 +222,11 @@ class AdaptiveController:
             course = turn.course
             tokens = 1 + self._curve(course, offer)[0]
             cost = prices.verify(1) + prices.step(offer) + prices.catch_up(offer) - tokens / rate
+            savings, allowance = self._savings_of(course.key(offer.name, "")), self._allowance(turn, prices)
             # Probes may cost half of what a call may lose; what is left covers drafts that were expected to pay.
-            fits = course.lost + cost <= self._allowance(turn, prices) / 2
-            if self._savings_of(course.key(offer.name, "")).allow(cost, fits):
+            fits = course.lost + cost <= allowance / 2
+            near = offer.lag <= _NEAR and savings.lost + cost <= _UNKNOWN * allowance
+            if (near and savings.seen < _HISTORY) or savings.allow(cost, fits):
                 return offer
         return None
 
@@ -284,6 +289,7 @@ class AdaptiveController:
         acceptance.observe(one.chances, one.levels)
         if one.drafted:
             savings = self._savings_of(course.key(course.asked.source, ""))
+            savings.learn(len(one.chances), loss)
             if course.probing:
                 savings.spend(-loss, accepted=one.accepted > 0)
             else:
