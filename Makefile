@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 PYTEST := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false RAYON_NUM_THREADS=1 OMP_NUM_THREADS=1 \
 	.venv/bin/python -m pytest -n auto --dist loadfile
 
-.PHONY: help demo test check slow bench docs clean
+.PHONY: help demo test check slow bench peers docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
@@ -32,8 +32,12 @@ check: .venv/.dev ## formatting, lint, types, import layers
 	.venv/bin/mypy
 	.venv/bin/python -m pytest --quiet --noconftest tests/test_layers.py
 
-bench: .venv/.bench ## measure: one script a question, pages in docs/benchmarks (fetches the Qwen pair, 1.6 GB)
-	for question in sampling overhead draft_model; do .venv/bin/python -m tests.benchmarks.$$question || exit 1; done
+bench: .venv/.bench ## measure: one script a question, pages in docs/benchmarks (hours; fetches the Qwen pair, 1.6 GB)
+	for question in sampling overhead draft_model peers quality hostile gamma; do \
+		.venv/bin/python -m tests.benchmarks.$$question || exit 1; done
+
+peers: .venv/.bench ## make what the benchmarks compare with: llama.cpp and OpenVINO, in environments of their own
+	.venv/bin/python -m tests.benchmarks.peer_files
 
 docs: .venv/.docs ## build the documentation into site/
 	.venv/bin/mkdocs build --strict

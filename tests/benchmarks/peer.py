@@ -55,7 +55,9 @@ class Peer:
         return Run(tuple(got["tokens"]), got["first"], got["total"], got["rate"], 0)
 
     def close(self) -> str:
-        """Ends the process; returns the end of what it wrote to stderr."""
+        """Ends the process; returns the end of what it wrote to stderr. Once closed, nothing more."""
+        if self._said.closed:
+            return ""
         with self._said as said, self._process as process:  # which closes its pipes and waits
             assert process.stdin is not None
             process.stdin.close()
