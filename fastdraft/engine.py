@@ -266,10 +266,14 @@ class Engine:
         return [*self.scheduler.running, *self.scheduler.waiting]
 
     @property
+    def drafts(self) -> dict[str, DraftModelProposer]:
+        """The sources that run a model, by name."""
+        return {s.name: s for s in self._chain.sources if isinstance(s, DraftModelProposer)}
+
+    @property
     def runners(self) -> dict[str | None, Runner]:
         """The target's runner under None, each draft model's under the name of its source."""
-        drafts = [s for s in self._chain.sources if isinstance(s, DraftModelProposer)]
-        return {None: self._runner} | {s.name: s.runner for s in drafts}
+        return {None: self._runner} | {name: source.runner for name, source in self.drafts.items()}
 
     def forget_prefixes(self) -> None:
         """Drops reusable prefixes; what running requests hold stays."""

@@ -81,7 +81,7 @@ def examine(
     source = config.draft[0]
     with _stages(progress) as done:
         models = load_models(config)
-        with Generator.from_config(lend(config, models)) as generator:
+        with Generator.from_config(lend(config, models, take=True)) as generator:
             if named is None:
                 named = built_in(chat=bool(getattr(generator.tokenizer, "chat_template", None)))
             subject = Subject(generator, source, models[0], models[1] if len(models) > 1 else None)
@@ -101,6 +101,7 @@ def examine(
                 found = subject.read(subject.sample(ids, tokens, temperature), temperature)
                 acceptance.append(summarise(temperature, [reading.text for reading in found]))
             positions = subject.compare(outputs[0])
+            kept = subject.kept
             done("read")
             overhead = _overhead(costs, texts, [[run] for run in once])
             gamma = _best(forecast(texts, costs, source=source.name, overhead=overhead)[1:])
@@ -119,6 +120,7 @@ def examine(
         prompts=tuple(named),
         tokens=tokens,
         pairing=subject.pairing,
+        vocabulary=None if kept is None else len(kept),
         speed_ratio=costs.step(source.name, 1) / costs.verify(1),
         jaccard=_mean([reading.jaccard for reading in readings]),
         total_variation=_mean([reading.total_variation for reading in readings]),

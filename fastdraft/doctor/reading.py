@@ -25,7 +25,7 @@ from fastdraft.sampling.probs import Warp
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Output", "Reading", "compare", "copy", "read", "summarise"]
+__all__ = ["Draft", "Output", "Reading", "compare", "copy", "read", "summarise"]
 
 TOP = 5
 
@@ -35,6 +35,26 @@ class Output(NamedTuple):
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model.
+
+    Attributes:
+        model: As it runs.
+        shared: The target's ids that it may propose are under this.
+        kept: These alone, where its vocabulary is restricted; else None.
+    """
+
+    model: PreTrainedModel
+    shared: int
+    kept: tuple[int, ...] | None = None
+
+    def logits(self, output: Output, vocabulary: int) -> Tensor:
+        """Its logits where each token of an output was drawn: [T, V]; -inf for what it may not propose."""
+        logits_TV = dense_logits(self.model, *output, self.shared, self.kept)
+        return torch.nn.functional.pad(logits_TV, (0, vocabulary - self.shared), value=-torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +73,7 @@ class Reading:
 
 
 @torch.inference_mode()
-def read(
-    target: PreTrainedModel, draft: PreTrainedModel, output: Output, warp: Warp, vocabulary: int, shared: int
-) -> Reading:
+def read(target: PreTrainedModel, draft: Draft, output: Output, warp: Warp, vocabulary: int) -> Reading:
     """Reads an output with both models' own forwards.
 
     Args:
@@ -64,10 +82,9 @@ def read(
         output: Of the target.
         warp: How it was sampled.
         vocabulary: Ids of the target.
-        shared: Of these, ids that the draft may propose.
     """
     target_TV = dense_logits(target, *output, vocabulary)
-    draft_TV = _widen(dense_logits(draft, *output, shared), vocabulary).to(target_TV.device)
+    draft_TV = draft.logits(output, vocabulary).to(target_TV.device)
     known = len(draft_TV)  # fewer than the output's where the draft's context ends
     if not known:
         return Reading(Text(len(output.prompt), ((),) * len(output.tokens)))
@@ -99,10 +116,9 @@ def _copies(spec: NGram, output: Output, gamma: int) -> Iterator[list[int]]:
 @torch.inference_mode()
 def compare(
     target: PreTrainedModel,
-    draft: PreTrainedModel | NGram,
+    draft: Draft | NGram,
     output: Output,
     vocabulary: int,
-    shared: int,
     decode: Callable[[int], str],
 ) -> tuple[Position, ...]:
     """What both held likely at each token of an output.
@@ -112,13 +128,12 @@ def compare(
         draft: The draft model, or prompt lookup.
         output: Greedy.
         vocabulary: Ids of the target.
-        shared: Of these, ids that the draft may propose.
         decode: Text of one token.
     """
     if isinstance(draft, NGram):
         guesses = [tuple(Guess(i, decode(i), 1.0) for i in drafted) for drafted in _copies(draft, output, 1)]
     else:
-        guesses = _likeliest(dense_logits(draft, *output, shared), decode)
+        guesses = _likeliest(draft.logits(output, vocabulary), decode)
         guesses += [()] * (len(output.tokens) - len(guesses))
     likely = _likeliest(dense_logits(target, *output, vocabulary), decode)
     return tuple(
@@ -133,10 +148,6 @@ def _likeliest(logits_TV: Tensor, decode: Callable[[int], str]) -> list[tuple[Gu
         tuple(Guess(token, decode(token), chance) for token, chance in zip(ids, chances, strict=True))
         for ids, chances in zip(top.indices.tolist(), top.values.tolist(), strict=True)
     ]
-
-
-def _widen(logits_TV: Tensor, vocabulary: int) -> Tensor:
-    return torch.nn.functional.pad(logits_TV, (0, vocabulary - logits_TV.shape[1]), value=-torch.inf)
 
 
 def summarise(temperature: float, texts: Sequence[Text]) -> Acceptance:

@@ -135,6 +135,7 @@ class Report:
         prompts: Names of the prompts.
         tokens: New tokens of each output at most.
         pairing: Vocabulary, rope and context, compared; None for a source without a model.
+        vocabulary: Tokens a draft model may propose, where its vocabulary is restricted; else None.
         speed_ratio: Seconds of a draft step over seconds of a target step; 0 for a source without a model.
         jaccard: Mean similarity of both models' five likeliest tokens over the greedy outputs: those in both over those
             in either. None for a source without a model.
@@ -159,6 +160,7 @@ class Report:
     prompts: tuple[str, ...]
     tokens: int
     pairing: Pairing | None
+    vocabulary: int | None
     speed_ratio: float
     jaccard: float | None
     total_variation: float | None

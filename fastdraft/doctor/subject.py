@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fastdraft.config import NGram, Prompt, SamplingParams, Source
 from fastdraft.control.costs import Measured
-from fastdraft.doctor.reading import Output, Reading, compare, copy, read
+from fastdraft.doctor.reading import Draft, Output, Reading, compare, copy, read
 from fastdraft.doctor.report import Position
 from fastdraft.generator import Generator
 from fastdraft.models.calibrate import measure
@@ -111,14 +111,13 @@ class Subject:
         """How the draft would have done along outputs."""
         if self.draft is None:
             return [copy(self._lookup, output) for output in outputs]
-        models = self.target.model, self.draft.model
-        warp = self.warp(temperature)
-        return [read(*models, output, warp, self.vocabulary, self._shared) for output in outputs]
+        model, draft, warp = self.target.model, self._draft, self.warp(temperature)
+        return [read(model, draft, output, warp, self.vocabulary) for output in outputs]
 
     def compare(self, output: Output) -> tuple[Position, ...]:
         """Both models' likeliest tokens along an output."""
-        draft, shared = (self._lookup, 0) if self.draft is None else (self.draft.model, self._shared)
-        return compare(self.target.model, draft, output, self.vocabulary, shared, self.decode)
+        draft = self._lookup if self.draft is None else self._draft
+        return compare(self.target.model, draft, output, self.vocabulary, self.decode)
 
     @property
     def _lookup(self) -> NGram:
@@ -126,9 +125,15 @@ class Subject:
         return self.source
 
     @property
-    def _shared(self) -> int:
-        assert self.pairing is not None
-        return self.pairing.shared_tokens
+    def kept(self) -> tuple[int, ...] | None:
+        """The ids a draft model may propose; None where its vocabulary is not restricted."""
+        kept = self.generator._worker.ask(lambda engine: {name: one.kept for name, one in engine.drafts.items()})
+        return kept.get(self.source.name)
+
+    @property
+    def _draft(self) -> Draft:
+        assert self.draft is not None and self.pairing is not None
+        return Draft(self.draft.model, self.pairing.shared_tokens, self.kept)
 
 
 def _middle(passes: Sequence[Measured]) -> Measured:

@@ -21,7 +21,13 @@ __all__ = ["dense_logits"]
 
 
 @torch.inference_mode()
-def dense_logits(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int], vocabulary: int) -> Tensor:
+def dense_logits(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    vocabulary: int,
+    kept: Sequence[int] | None = None,
+) -> Tensor:
     """Logits where each token of an output was drawn, in the model's dtype.
 
     Args:
@@ -29,15 +35,23 @@ def dense_logits(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence
         prompt: At least one token.
         tokens: The output.
         vocabulary: Ids wanted.
+        kept: Where only these may be proposed, their ids, ascending; the output layer may have been cut to them.
 
     Returns:
-        [T, V]; -inf for ids the model has no row for. Fewer rows than tokens where the model's context ends before.
+        [T, V]; -inf for ids the model lacks. Fewer rows than tokens where the model's context ends before.
     """
     ids = [*prompt, *tokens[:-1]][: context_of(model.config)]
     rows = max(0, len(ids) - len(prompt) + 1)
-    narrow = {"logits_to_keep": rows} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     if not rows:
         return torch.zeros(0, vocabulary, dtype=model.dtype, device=model.device)
+    narrow = {"logits_to_keep": rows} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     output = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False, **narrow)
-    logits_TV = output.logits[0, -rows:, :vocabulary]
-    return torch.nn.functional.pad(logits_TV, (0, vocabulary - logits_TV.shape[1]), value=-torch.inf)
+    logits_TV = output.logits[0, -rows:]
+    every_TV: Tensor = logits_TV.new_full((rows, vocabulary), -torch.inf)
+    if kept is None:
+        width = min(vocabulary, logits_TV.shape[1])
+        every_TV[:, :width] = logits_TV[:, :width]
+        return every_TV
+    kept_K = torch.tensor(kept, device=model.device)
+    cut = logits_TV.shape[1] == len(kept_K)
+    return every_TV.index_copy_(1, kept_K, logits_TV if cut else logits_TV[:, kept_K])

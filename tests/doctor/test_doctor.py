@@ -300,3 +300,40 @@ def test_another_vocabulary_is_refused(target: Any, tmp_path: Any):
     tiny.letters(300).save_pretrained(folder)
     with pytest.raises(VocabularyMismatchError):
         examine(Model(target), str(folder), PROMPTS, tokenizer=tiny.tokenizer())
+
+
+# drafts that are changed by the time they run
+
+
+@pytest.mark.parametrize("given", ["borrowed", "folder"])
+def test_a_restricted_vocabulary_is_read_as_it_runs(given: str, target: Any, draft: Any, tmp_path: Any):
+    kept = tuple(range(0, tiny.VOCABULARY, 2))
+    model: Any = draft
+    if given == "folder":
+        draft.save_pretrained(tmp_path)
+        tiny.tokenizer().save_pretrained(tmp_path)
+        model = Model(str(tmp_path), dtype="float32", quantization="none")
+    source = DraftModel(model, vocabulary=kept)
+    options = {"tokens": TOKENS, "temperatures": (0.7,), "repeats": 1, "tokenizer": tiny.tokenizer()}
+    report = examine(target, source, PROMPTS, **options)
+    assert report.vocabulary == len(kept)
+    right = []
+    for prompt, output in zip(PROMPTS.values(), outputs(target), strict=True):
+        guesses = [2 * int(row[::2].argmax()) for row in dense(draft, prompt, output)]
+        right += [guess == token for guess, token in zip(guesses, output, strict=True)]
+    assert report.acceptance[0].rate == pytest.approx(sum(right) / len(right))
+    assert all(guess.token_id % 2 == 0 for position in report.positions for guess in position.draft)
+    assert 0 < report.acceptance[1].rate < 1
+
+
+def test_a_rounded_draft_is_read_as_it_runs(target: Any, draft: Any, tmp_path: Any):
+    draft.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    options = {"tokens": TOKENS, "temperatures": (), "repeats": 1, "tokenizer": tiny.tokenizer()}
+    reports = [
+        examine(target, DraftModel(Model(str(tmp_path), quantization=how)), PROMPTS, **options)
+        for how in ("none", "int8")
+    ]
+    exact, rounded = (report.positions[0].draft[0].probability for report in reports)
+    assert exact != rounded
+    assert exact == pytest.approx(rounded, abs=0.1)
