@@ -21,17 +21,26 @@ def load_models(config: GeneratorConfig, *, progress: bool = False) -> list[Load
     return [load_model(spec, device=config.device, dtype=config.dtype, progress=progress) for spec in specs]
 
 
-def lend(config: GeneratorConfig, models: Sequence[Loaded]) -> GeneratorConfig:
+def lend(config: GeneratorConfig, models: Sequence[Loaded], *, take: bool = False) -> GeneratorConfig:
     """The same with models in memory, which a generator borrows and leaves as they are.
 
     Args:
         config: What they were loaded from.
         models: Of `load_models`.
+        take: Hand those over that came from files: the generator then gives them the kernels and the quantisation that
+            the config asks for, and who reads them reads that.
     """
     left = iter(models)
 
     def lent(spec: Model) -> Model:
-        return Model(next(left).model, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
+        ours = take and not spec.loaded
+        return Model(
+            next(left).model,
+            take=ours,
+            quantization=spec.quantization if ours else None,
+            revision=spec.revision,
+            trust_remote_code=spec.trust_remote_code,
+        )
 
     target = lent(config.target)
     draft = tuple(
