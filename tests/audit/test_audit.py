@@ -236,10 +236,10 @@ def test_models_from_disk_are_float32_where_they_are_small(tmp_path: Path, token
 def test_bfloat16_rounding_is_no_evidence(examine: Any, tokenizer: Any):
     model = tiny.model(context=CONTEXT, dtype=torch.bfloat16)
     draft = tiny.perturbed(model, 0.2)
-    sampled = examine(draft, model=model, top_p=0.9)
+    sampled = examine(draft, model=model, top_p=0.9, tokens=400)
     assert sampled.verdict == "no_evidence", sampled.summary
     assert sampled.evidence.rounding_z > 0.01
-    greedy = examine(draft, model=model, temperature=0)
+    greedy = examine(draft, model=model, temperature=0, tokens=200)
     assert greedy.verdict == "no_evidence", greedy.summary
 
 
