@@ -89,7 +89,9 @@ def _public(group: str) -> Iterator[Prompt]:
         return
     if group in ("code", "edit"):
         for line in _lines(PUBLIC / f"{group}.jsonl"):
-            yield Prompt(line["id"], group, line["prompt"], line["id"])
+            # HumanEval's are to be completed; asked plainly, a chat model explains first and writes no code for long.
+            ask = "Complete this Python function. Reply with the code alone.\n\n" if group == "code" else ""
+            yield Prompt(line["id"], group, ask + line["prompt"], line["id"])
         return
     ask = "Answer in a short paragraph."
     if group == "rag":
