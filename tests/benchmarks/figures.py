@@ -40,11 +40,13 @@ class Figures:
         return self.mean(name, side, "rate")
 
     def ratio(self, name: str, side: str, other: str, group: str | None = None) -> float | None:
-        """Decode rate of one side over another's in one group; without a group the geometric mean over groups."""
+        """Decode rate over another side's, prompt by prompt, in one group; without a group the mean over groups."""
         if group is None:
             return geometric(self.ratio(name, side, other, one) for one in self.counts(name))
-        mine, theirs = (self.mean(name, one, "rate", group) for one in (side, other))
-        return mine / theirs if mine and theirs else None
+        rates = [
+            [median(prompt["runs"].get(one), "rate") for one in (side, other)] for prompt in self._prompts(name, group)
+        ]
+        return geometric(mine / theirs for mine, theirs in rates if mine and theirs)
 
     def best(self, name: str, prefix: str) -> str | None:
         """The fastest of the sides whose names start so, over all groups."""

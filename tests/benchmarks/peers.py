@@ -106,7 +106,8 @@ def differences(
     compared: Sequence[tuple[Sequence[int], Mapping[str, Sequence[int]]]], loaded: Loaded
 ) -> dict[str, dict[str, Any]]:
     """For each side, on how many prompts its tokens are those they must be, and the gap in ulps where they are not."""
-    judge = transformers_model(TARGET)  # mapped from the same files as the base's
+    judged = any(family.against == BASE for family in loaded.families.values())
+    judge = transformers_model(TARGET) if judged else None  # mapped from the same files as the base's
     table: dict[str, dict[str, Any]] = {}
     for side, family in loaded.families.items():
         against = family.against
