@@ -231,6 +231,13 @@ class Played:
         return self.counts.sum(tuple(range(1, self.counts.ndim)))
 
 
+class Last(NamedTuple):
+    """What a draft length may react to: a round's accepted count and its draft, dropped tokens included."""
+
+    accepted: int
+    drafted: Text
+
+
 @dataclass(frozen=True, eq=False)
 class Game:
     """Outputs of ``tokens`` tokens after a prompt, drafted, verified and committed as the engine does it.
@@ -290,7 +297,7 @@ class Game:
         """Plays trials with seeds of their own until each has its tokens."""
         seeds = [noise.derive_seed(seed, i + 1) for i in range(samples)]
         outputs: list[Text] = [()] * samples
-        before: list[int | None] = [None] * samples
+        before: list[Last | None] = [None] * samples
         played = Played(outputs, np.zeros((self.target.vocabulary,) * self.tokens), 0, 0, np.zeros(samples))
         active = list(range(samples))
         while active:
@@ -319,13 +326,13 @@ class Game:
             played.accepted += sum(accepted)
             for row, i in enumerate(active):
                 outputs[i] = (*outputs[i], *drafted[row][: accepted[row]], following[row])
-                before[i] = accepted[row]
+                before[i] = Last(accepted[row], drafted[row])
             active = [i for i in active if len(outputs[i]) < self.tokens]
         np.add.at(played.counts, tuple(np.array(outputs).T), 1)
         return played
 
-    def gamma(self, accepted: int | None) -> int:
-        """Drafted tokens of a round, given what the last round accepted."""
+    def gamma(self, last: Last | None) -> int:
+        """Drafted tokens of a round, given the one before it."""
         return len(self.pattern)
 
     def propose(self, committed: Sequence[Text], gammas: Sequence[int], seeds: Sequence[int]) -> list[Draft]:

@@ -24,6 +24,7 @@ from tests.law import (
     PASS,
     SAMPLES,
     Game,
+    Last,
     Text,
     Toy,
     chi_square,
@@ -93,13 +94,38 @@ def test_a_point_mass_before_a_sampled_token_is_exact() -> None:
 class Reacting(Game):
     """Drafts as many tokens as the last round accepted and one more."""
 
-    def gamma(self, accepted: int | None) -> int:
-        return 1 if accepted is None else min(accepted + 1, len(self.pattern))
+    def gamma(self, last: Last | None) -> int:
+        return 1 if last is None else min(last.accepted + 1, len(self.pattern))
+
+
+class ReactsToDropped(Game):
+    """Drafts nothing after a round whose first dropped token was of the upper half; all that is past may count."""
+
+    def gamma(self, last: Last | None) -> int:
+        dropped = () if last is None else last.drafted[last.accepted + 1 :]
+        return 0 if dropped and dropped[0] >= VOCABULARY // 2 else len(self.pattern)
 
 
 @pytest.mark.parametrize("pattern", ["ss", "ps"])
-def test_a_draft_length_that_reacts_to_what_was_accepted_is_exact(pattern: str) -> None:
-    assert_exact(Reacting(TARGET, DRAFT, Warp(repetition_penalty=1.5), pattern))
+@pytest.mark.parametrize("game", [Reacting, ReactsToDropped])
+def test_a_draft_length_that_reacts_to_the_round_before_is_exact(game: type[Game], pattern: str) -> None:
+    assert_exact(game(TARGET, DRAFT, Warp(repetition_penalty=1.5), pattern))
+
+
+def test_keys_by_absolute_position_are_seen_where_the_draft_length_reacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropped draft's random number comes again at its position, and the length has already reacted to it."""
+    keyed = noise.uniform
+
+    def by_position(seeds: Any, lengths: Any, offsets: Any, purpose: int, device: Any) -> Tensor:
+        places = [length + offset for length, offset in zip(lengths, offsets, strict=True)]
+        return keyed(seeds, places, [0] * len(places), purpose, device)
+
+    target = Toy.random(seed=5)
+    game = ReactsToDropped(target, target.near(seed=2), Warp(), "ss")
+    law = game.exact().sum(2)  # of the first two tokens: the bias lies in the second
+    assert chi_square(game.play().counts.sum(2), law) > PASS
+    monkeypatch.setattr(noise, "uniform", by_position)
+    assert chi_square(game.play().counts.sum(2), law) < FAIL
 
 
 @pytest.mark.parametrize(
