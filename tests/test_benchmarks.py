@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests import tiny
-from tests.benchmarks import peer, workloads
+from tests.benchmarks import peers, workloads
 from tests.benchmarks.demands import DEMANDS
 from tests.benchmarks.differences import first_difference, gap_in_ulps
 from tests.benchmarks.figures import Figures
-from tests.benchmarks.sides import BASE, SETS
+from tests.benchmarks.peer import Peer
+from tests.benchmarks.sides import BASE, SERVERS, SETS, Side
 
 
 @pytest.fixture(params=["own", "public"])
@@ -76,7 +79,7 @@ def test_bars_that_were_not_measured_have_no_value():
 
 
 def test_bars_name_sides_that_exist():
-    named = {side for families in SETS.values() for family in families for side in family.sides}
+    named = {side for sides in SETS.values() for side in sides}
     everything = {side: [run(1.0)] for side in named}
     whole = {
         name: {"greedy": [{"group": group, "runs": everything} for group in workloads.GROUPS], "first": everything}
@@ -106,7 +109,7 @@ def test_a_gap_is_counted_in_units_of_the_last_place():
 
 
 SERVER = """
-from serve import serve
+from serve import serve, timed
 
 def load():
     print("noise on stdout")
@@ -115,23 +118,21 @@ def load():
             deliver([token, token])
             if token in stop:
                 return
-    return decode, {"echo": "1"}
+    return timed(decode), {"echo": "1"}
 
 serve(load)
 """
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "serve.py").write_text((peer.SERVERS / "serve.py").read_text("utf-8"), "utf-8")
+def server(tmp_path: Path) -> list[str | Path]:
+    (tmp_path / "serve.py").write_text((SERVERS / "serve.py").read_text("utf-8"), "utf-8")
     (tmp_path / "echo.py").write_text(SERVER, "utf-8")
-    (tmp_path / "broken.py").write_text("raise SystemExit('no such model')", "utf-8")
-    monkeypatch.setattr(peer, "SERVERS", tmp_path)
-    return "echo.py"
+    return [sys.executable, tmp_path / "echo.py"]
 
 
-def test_a_peer_answers_with_timed_tokens(server: str):
-    with peer.Peer(Path(sys.executable), server, [], threads=1, stop=[7]) as echo:
+def test_a_peer_answers_with_timed_tokens(server: list[str | Path]):
+    with Peer(server, threads=1, stop=[7]) as echo:
         assert echo.versions == {"echo": "1"}
         for _ in range(2):
             answer = echo.run([5, 6, 7, 8], 10)
@@ -139,6 +140,28 @@ def test_a_peer_answers_with_timed_tokens(server: str):
             assert answer.rate is not None and answer.rate > 0 and 0 <= answer.first <= answer.total
 
 
-def test_a_peer_that_cannot_start_says_why(server: str):
+def test_a_peer_that_cannot_start_says_why(tmp_path: Path):
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such model')", "utf-8")
     with pytest.raises(RuntimeError, match="no such model"):
-        peer.Peer(Path(sys.executable), "broken.py", [], threads=1, stop=[])
+        Peer([sys.executable, tmp_path / "broken.py"], threads=1, stop=[])
+
+
+def test_a_set_leaves_out_what_does_not_start(server: list[str | Path], monkeypatch: pytest.MonkeyPatch):
+    commands = {("here",): server, ("away",): ["/no/such/python"]}
+    monkeypatch.setattr(peers, "command", lambda server, folder: commands[server])
+    wanted = {BASE: Side(("here",)), "other": Side(("here",)), "absent": Side(("away",))}
+    with contextlib.ExitStack() as stack:
+        loaded = peers.load(wanted, Path("."), 1, [7], stack)
+        assert list(loaded.sides) == [BASE, "other"] and list(loaded.peers) == [("here",)]
+        assert "No such file" in loaded.absent["absent"]
+        assert loaded.run("other", [7], 4).tokens == (7, 7)
+
+
+def test_slow_sides_sit_out_later_turns(server: list[str | Path], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peers, "command", lambda *_: server)
+    wanted = {BASE: Side(("here",)), "quick": Side(("here",), slow=False)}
+    with contextlib.ExitStack() as stack:
+        loaded = peers.load(wanted, Path("."), 1, [], stack)
+        args = argparse.Namespace(repeats=3, slow_repeats=1, tokens=4)
+        runs = peers.in_turns(loaded, list(wanted), [5, 6], args)
+    assert {side: len(got) for side, got in runs.items()} == {BASE: 1, "quick": 3}

@@ -25,10 +25,13 @@ from fastdraft.lending import lend, load_models
 from fastdraft.models.store import load_path
 from fastdraft.timing import median
 from tests.benchmarks.figures import geometric
+from tests.benchmarks.harness import aside
+from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.report import save
-from tests.benchmarks.sides import DRAFT, KV, TARGET
+from tests.benchmarks.servers.serve_fastdraft import KV
 from tests.benchmarks.workloads import GROUPS, prompts
 
+TARGET, DRAFT = PAIR
 TEMPERATURES = (0.0, 0.8)
 AUTO = "auto"
 
@@ -39,7 +42,7 @@ def best_gamma(subject: Subject, costs: Costs, ids: Sequence[tuple[int, ...]], t
         outputs = subject.sample(ids, tokens, warmth)
     else:
         outputs = [Output(one, subject.time(one, tokens, 0).tokens) for one in ids]
-    read = [reading.text for reading in subject.read(outputs, warmth)]
+    read = [reading.text for reading in aside(lambda: subject.read(outputs, warmth))]
     rates = forecast([text for text in read if len(text.chances) > 1], costs, source=subject.source.name)
     return max(rates[1:], key=lambda rate: rate.tokens_per_second).gamma
 
@@ -72,9 +75,9 @@ def main() -> None:
     spec = {"id": load_path(TARGET)} | ({"quantization": args.quantization} if args.quantization else {})
     source = DraftModel(load_path(DRAFT))
     config = make_config({"target": spec, "draft": [NGram(), source], "kv_memory": KV})
-    models = load_models(config)
+    models = aside(lambda: load_models(config))
     rows, ratios = [], []
-    with Generator.from_config(lend(config, models)) as generator:
+    with Generator.from_config(lend(config, models, take=True)) as generator:
         subject = Subject(generator, source, models[0], models[1])
         for group in ("code", "qa"):
             subject.warm_up(subject.encode(prompts(group, "fit")[0].messages))

@@ -23,9 +23,12 @@ import transformers
 from fastdraft import DraftModel, Generator, Model, NGram
 from fastdraft.models.store import load_path
 from fastdraft.timing import interleave, median, time_call
+from tests.benchmarks.harness import aside
+from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.report import save
-from tests.benchmarks.sides import DRAFT, KV, TARGET
+from tests.benchmarks.servers.serve_fastdraft import KV
 
+TARGET, DRAFT = PAIR
 TEMPERATURE, PROMPT_TOKENS = 1.5, 64
 SIDES: dict[str, dict[str, Any]] = {"plain": {"gamma": 0}, "auto": {}}
 WARM = 2
@@ -35,11 +38,15 @@ ORDINARY = 151_643  # ids below are text; above are control tokens
 @contextmanager
 def random_draft() -> Iterator[Path]:
     """A folder with a model of the draft's shape and no knowledge."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.from_pretrained(load_path(DRAFT))
-    make: Any = transformers.AutoModelForCausalLM.from_config
+
+    def make(folder: str) -> None:
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.from_pretrained(load_path(DRAFT))
+        build: Any = transformers.AutoModelForCausalLM.from_config
+        build(config, dtype=torch.bfloat16).save_pretrained(folder)
+
     with tempfile.TemporaryDirectory() as folder:
-        make(config, dtype=torch.bfloat16).save_pretrained(folder)
+        aside(lambda: make(folder))
         for file in load_path(DRAFT).glob("tokenizer*"):
             shutil.copy(file, folder)
         yield Path(folder)

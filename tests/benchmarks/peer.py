@@ -1,7 +1,8 @@
-"""A peer in another Python environment: a process that lives through a benchmark and answers one run at a time."""
+"""A side in a process of its own, which lives through a benchmark and answers one run at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,46 +14,46 @@ from typing import Any, Self
 
 from fastdraft.timing import Run
 
-SERVERS = Path(__file__).with_name("servers")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Peer:
-    """One server of ``servers/``, loaded when this returns. A context manager: leaving it ends the process.
+    """One program of ``servers/``, loaded when this returns. A context manager: leaving it ends the process.
 
     Args:
-        python: The interpreter of its environment.
-        server: File name in ``servers/``.
-        arguments: Of the server, the model first.
-        threads: Compute threads, the same as ours.
-        stop: Token ids that end a run.
+        command: The program and its models.
+        threads: Compute threads, the same for every side.
+        stop: Token ids that end a run, for those that do not take them from their model.
 
     Raises:
         RuntimeError: It ended before it was ready; the message has what it said last.
+        OSError: There is no such program.
     """
 
-    def __init__(
-        self, python: Path, server: str, arguments: Sequence[str | Path], *, threads: int, stop: Sequence[int]
-    ) -> None:
+    def __init__(self, command: Sequence[str | Path], *, threads: int, stop: Sequence[int]) -> None:
         self._stop = list(stop)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        command = [str(python), str(SERVERS / server), *map(str, arguments), "--threads", str(threads)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        )
+        with contextlib.ExitStack() as failing:
+            self._said = failing.enter_context(tempfile.TemporaryFile())
+            self._process = subprocess.Popen(
+                [*map(str, command), "--threads", str(threads)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                text=True,
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            )
+            failing.pop_all()
         self.versions: dict[str, str] = self._read()["ready"]
 
-    def run(self, ids: Sequence[int], tokens: int) -> Run:
-        """One greedy run of at most ``tokens`` tokens; it ends early at a stop token."""
+    def run(self, ids: Sequence[int], tokens: int, **options: Any) -> Run:
+        """One run of at most ``tokens`` tokens; it ends early at a stop token."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"ids": list(ids), "tokens": tokens, "stop": self._stop}) + "\n")
+        request = {"ids": list(ids), "tokens": tokens, "stop": self._stop, "options": options}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         got = self._read()
-        return Run(tuple(got["tokens"]), got["first"], got["total"], got["rate"], 0)
+        return Run(**got | {"tokens": tuple(got["tokens"])})
 
     def close(self) -> str:
         """Ends the process; returns the end of what it wrote to stderr. Once closed, nothing more."""

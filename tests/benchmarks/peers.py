@@ -20,15 +20,19 @@ from typing import Any, TypeAlias
 import torch
 import transformers
 
+from fastdraft.errors import FastDraftError
 from fastdraft.models.store import load_path
 from fastdraft.timing import Run
 from tests.benchmarks.differences import gap_in_ulps
-from tests.benchmarks.peer_files import default_folder
+from tests.benchmarks.peer import Peer
+from tests.benchmarks.peer_files import PAIR, default_folder
 from tests.benchmarks.report import save
-from tests.benchmarks.sides import BASE, SETS, TARGET, Family, Machine, Runner, transformers_model
-from tests.benchmarks.workloads import GROUPS, Prompt, prompts, take
+from tests.benchmarks.servers.serve_transformers import model
+from tests.benchmarks.sides import BASE, SETS, Server, Side, command
+from tests.benchmarks.workloads import Prompt, prompts, take
 
 Runs: TypeAlias = dict[str, list[Run]]
+TARGET = PAIR[0]
 PARTS = ("greedy", "first", "sampled")
 FIRST_TOKENS = 512
 TEMPERATURE = 0.8
@@ -39,34 +43,39 @@ class Loaded:
     """The sides of one set that could be loaded.
 
     Attributes:
-        runners: By side, in the order they run.
-        families: The family of each side.
+        sides: By name, in the order they run.
+        peers: The process of each server.
         absent: What is left out, and why.
     """
 
-    runners: dict[str, Runner] = field(default_factory=dict)
-    families: dict[str, Family] = field(default_factory=dict)
+    sides: dict[str, Side] = field(default_factory=dict)
+    peers: dict[Server, Peer] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
 
+    def run(self, name: str, ids: Sequence[int], tokens: int, **options: Any) -> Run:
+        """One run of a side."""
+        side = self.sides[name]
+        return self.peers[side.server].run(ids, tokens, **side.options, **options)
 
-def load(families: Sequence[Family], patterns: Sequence[str], machine: Machine, stack: contextlib.ExitStack) -> Loaded:
-    """Loads the families of which a side is wanted; the base always is."""
+
+def load(
+    wanted: Mapping[str, Side], folder: Path, threads: int, stop: Sequence[int], stack: contextlib.ExitStack
+) -> Loaded:
+    """Starts the servers of all sides; those that do not start are left out."""
     loaded = Loaded()
-    for family in families:
-        wanted = [side for side in family.sides if side == BASE or any(fnmatch(side, p) for p in patterns)]
-        if not wanted:
-            continue
-        try:
-            runners = stack.enter_context(family.load(machine, wanted))
-        except Exception as error:
-            if BASE in wanted:
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            loaded.absent |= dict.fromkeys(wanted, reason)
-            print(f"left out: {', '.join(wanted)}: {reason}", flush=True)
-            continue
-        loaded.runners |= {side: runners[side] for side in wanted}
-        loaded.families |= dict.fromkeys(wanted, family)
+    for name, side in wanted.items():
+        if side.server not in loaded.peers:
+            try:
+                peer = stack.enter_context(Peer(command(side.server, folder), threads=threads, stop=stop))
+            except (OSError, RuntimeError, FastDraftError) as error:
+                loaded.absent[name] = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                print(f"left out: {name}: {loaded.absent[name]}", flush=True)
+                continue
+            loaded.peers[side.server] = peer
+            print(f"loaded {' '.join(side.server)}: {peer.versions}", flush=True)
+        loaded.sides[name] = side
+    if BASE not in loaded.sides:
+        raise SystemExit("the base could not be loaded")
     return loaded
 
 
@@ -75,8 +84,8 @@ def in_turns(loaded: Loaded, chosen: Sequence[str], ids: Sequence[int], args: An
     runs: Runs = {side: [] for side in chosen}
     for turn in range(args.repeats):
         for side in chosen:
-            if turn < args.slow_repeats or not loaded.families[side].slow:
-                runs[side].append(got := loaded.runners[side](ids, args.tokens, **options))
+            if turn < args.slow_repeats or not loaded.sides[side].slow:
+                runs[side].append(got := loaded.run(side, ids, args.tokens, **options))
                 rate = "-" if got.rate is None else f"{got.rate:.1f}"
                 print(f"  {side}: {rate} tok/s, first {got.first:.2f} s, {len(got.tokens)} tokens", flush=True)
     return runs
@@ -96,7 +105,7 @@ def greedy(loaded: Loaded, chosen: Sequence[Prompt], tokenizer: Any, args: Any) 
     for prompt in chosen:
         print(f"{prompt.group} {prompt.id}", flush=True)
         ids = encode(tokenizer, prompt)
-        runs = in_turns(loaded, list(loaded.runners), ids, args)
+        runs = in_turns(loaded, list(loaded.sides), ids, args)
         compared.append((ids, {side: got[0].tokens for side, got in runs.items()}))
         found.append({"id": prompt.id, "group": prompt.group, "prompt_tokens": len(ids), "runs": as_json(runs)})
     return {"greedy": found, "differences": differences(compared, loaded), "tokens": args.tokens}
@@ -106,25 +115,23 @@ def differences(
     compared: Sequence[tuple[Sequence[int], Mapping[str, Sequence[int]]]], loaded: Loaded
 ) -> dict[str, dict[str, Any]]:
     """For each side, on how many prompts its tokens are those they must be, and the gap in ulps where they are not."""
-    judged = any(family.against == BASE for family in loaded.families.values())
-    judge = transformers_model(TARGET) if judged else None  # mapped from the same files as the base's
     table: dict[str, dict[str, Any]] = {}
-    for side, family in loaded.families.items():
-        against = family.against
-        if against is None or against not in loaded.runners:
+    for name, side in loaded.sides.items():
+        against = side.against
+        if against is None or against not in loaded.sides:
             continue
         gaps = [
-            gap_in_ulps(judge, ids, made[against], made[side]) if against == BASE else None
+            gap_in_ulps(model(str(load_path(TARGET))), ids, made[against], made[name]) if against == BASE else None
             for ids, made in compared
-            if made[side] != made[against]
+            if made[name] != made[against]
         ]
-        table[side] = {"against": against, "same": len(compared) - len(gaps), "of": len(compared), "gaps": gaps}
+        table[name] = {"against": against, "same": len(compared) - len(gaps), "of": len(compared), "gaps": gaps}
     return table
 
 
 def sampled(loaded: Loaded, chosen: Sequence[Prompt], tokenizer: Any, args: Any) -> list[dict[str, Any]]:
     """Code prompts at a temperature, ours alone."""
-    ours = [side for side in loaded.runners if side.startswith("fastdraft") and side.endswith((" plain", " auto"))]
+    ours = [side for side in loaded.sides if side.startswith("fastdraft") and side.endswith((" plain", " auto"))]
     found = []
     for prompt in chosen:
         if prompt.group == "code":
@@ -136,7 +143,7 @@ def sampled(loaded: Loaded, chosen: Sequence[Prompt], tokenizer: Any, args: Any)
 def first(loaded: Loaded, tokenizer: Any, args: Any) -> dict[str, Any]:
     """The first token after a prompt of 512."""
     ids = [token for prompt in prompts("rag", "measure") for token in tokenizer(prompt.text).input_ids][:FIRST_TOKENS]
-    return as_json(in_turns(loaded, list(loaded.runners), ids, argparse.Namespace(**vars(args) | {"tokens": 1})))
+    return as_json(in_turns(loaded, list(loaded.sides), ids, argparse.Namespace(**vars(args) | {"tokens": 1})))
 
 
 def encode(tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -148,16 +155,19 @@ def encode(tokenizer: Any, prompt: Prompt) -> list[int]:
 def measure(name: str, args: Any) -> None:
     """One set: load, warm up, and every part that was asked for, saved as soon as it is there."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(load_path(TARGET))
-    stop = tuple(transformers.GenerationConfig.from_pretrained(load_path(TARGET)).eos_token_id)
-    machine = Machine(args.peers, torch.get_num_threads(), stop)
+    stop = transformers.GenerationConfig.from_pretrained(load_path(TARGET)).eos_token_id
+    wanted = {
+        side: how for side, how in SETS[name].items() if side == BASE or any(fnmatch(side, p) for p in args.sides)
+    }
+    chosen = take(args.prompts)
     with contextlib.ExitStack() as stack:
-        loaded = load(SETS[name], args.sides, machine, stack)
+        loaded = load(wanted, args.peers, torch.get_num_threads(), stop, stack)
         warm = [encode(tokenizer, prompts(group, "fit")[0]) for group in ("code", "qa")]
-        for side, run in loaded.runners.items():
-            for ids in warm[: 1 if loaded.families[side].slow else None]:
-                run(ids, min(args.tokens, 48))
-        chosen = take(args.prompts)
-        save(name, {"absent": loaded.absent, "sides": list(loaded.runners), "groups": list(GROUPS)})
+        for side, how in loaded.sides.items():
+            for ids in warm[: 1 if how.slow else None]:
+                loaded.run(side, ids, min(args.tokens, 48))
+        versions = {name: number for peer in loaded.peers.values() for name, number in peer.versions.items()}
+        save(name, {"absent": loaded.absent, "peers": versions})
         if "first" in args.parts:
             save(name, {"first": first(loaded, tokenizer, args)})
         if "greedy" in args.parts:

@@ -16,14 +16,14 @@ from typing import Any
 import transformers
 from torch import Tensor
 
+from fastdraft import Generator
 from fastdraft.config import make_config
-from fastdraft.lending import load_models
+from fastdraft.lending import lend, load_models
 from fastdraft.models.dense import dense_logits
 from fastdraft.models.store import load_path
 from fastdraft.sampling.agreement import total_variation
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.report import save
-from tests.benchmarks.sides import TARGET
 from tests.benchmarks.workloads import GROUPS, prompts
 
 LONGEST = 512  # tokens read of each text
@@ -36,12 +36,13 @@ def texts(tokenizer: Any, count: int) -> list[list[int]]:
     ]
 
 
-def read(name: str, form: str | None, ids: list[list[int]]) -> list[Tensor]:
-    """Logits [T, V] of each text, by the model as fastdraft loads it."""
-    spec = {"id": load_path(name)} | ({} if form is None else {"quantization": form})
-    model = load_models(make_config({"target": spec, "draft": None}))[0].model
-    vocabulary = model.config.get_text_config().vocab_size
-    return [dense_logits(model, one[:1], one[1:], vocabulary).bfloat16() for one in ids]
+def read(name: str, form: str, ids: list[list[int]]) -> list[Tensor]:
+    """Logits [T, V] of each text, by the model as a generator holds it."""
+    config = make_config({"target": {"id": load_path(name), "quantization": form}, "draft": None, "kv_memory": "64MiB"})
+    models = load_models(config)
+    vocabulary = models[0].model.config.get_text_config().vocab_size
+    with Generator.from_config(lend(config, models, take=True)):
+        return [dense_logits(models[0].model, one[:1], one[1:], vocabulary).bfloat16() for one in ids]
 
 
 def main() -> None:
@@ -50,10 +51,10 @@ def main() -> None:
     parser.add_argument("--forms", nargs="*", default=["int8", "int4"])
     parser.add_argument("--models", nargs="*", default=PAIR)
     args = parser.parse_args()
-    ids = texts(transformers.AutoTokenizer.from_pretrained(load_path(TARGET)), args.texts)
+    ids = texts(transformers.AutoTokenizer.from_pretrained(load_path(PAIR[0])), args.texts)
     rows, target_int8 = [], None
     for name in args.models:
-        plain = read(name, None, ids)
+        plain = read(name, "none", ids)
         for form in args.forms:
             gc.collect()
             same, apart = [], []
@@ -63,7 +64,7 @@ def main() -> None:
                     apart += total_variation(one_TV[first : first + 128], other_TV[first : first + 128])
             rows.append([name, form, f"{len(same)}", f"**{fmean(same):.4f}**", f"{fmean(apart):.4f}"])
             print(*rows[-1], flush=True)
-            if (name, form) == (TARGET, "int8"):
+            if (name, form) == (PAIR[0], "int8"):
                 target_int8 = fmean(same)
     head = ["model", "weights", "tokens", "same likeliest token", "mean total variation"]
     text = f"Against bf16, {args.texts} texts of each group, at most {LONGEST} tokens of each."

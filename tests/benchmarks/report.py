@@ -137,7 +137,8 @@ def _absent(section: Mapping[str, Any]) -> str:
 
 def _measured(section: Mapping[str, Any]) -> str:
     stamp = section["measured"]
-    versions = ", ".join(f"{name} {number}" for name, number in stamp["versions"].items())
+    known = stamp["versions"] | section.get("peers", {})
+    versions = ", ".join(f"{name} {number}" for name, number in known.items())
     return f"Measured {stamp['date']} with `{stamp['command']}`: {versions}; {stamp['machine']}."
 
 

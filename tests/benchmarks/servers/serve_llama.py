@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from serve import Decode, Deliver, serve
+from serve import Answer, Deliver, serve, timed
 
 CONTEXT = 4096
 
 
-def load(model: str, threads: int) -> tuple[Decode, dict[str, str]]:
+def load(model: str, threads: int) -> tuple[Answer, dict[str, str]]:
     import llama_cpp
 
     llama = llama_cpp.Llama(
@@ -23,7 +23,7 @@ def load(model: str, threads: int) -> tuple[Decode, dict[str, str]]:
             if made == most or token in stop:
                 return
 
-    return decode, {"llama-cpp-python": llama_cpp.__version__}
+    return timed(decode), {"llama-cpp-python": llama_cpp.__version__}
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from serve import Decode, Deliver, serve
+from serve import Answer, Deliver, serve, timed
 
 
-def load(model: str, threads: int, draft: str | None, assistants: int) -> tuple[Decode, dict[str, str]]:
+def load(model: str, threads: int, draft: str | None, assistants: int) -> tuple[Answer, dict[str, str]]:
     import numpy
     import openvino
     import openvino_genai
@@ -45,7 +45,7 @@ def load(model: str, threads: int, draft: str | None, assistants: int) -> tuple[
         mask = openvino.Tensor(numpy.ones((1, len(ids)), dtype=numpy.int64))
         pipeline.generate(openvino_genai.TokenizedInputs(prompt, mask), config, Streamer(deliver))
 
-    return decode, {"openvino": openvino.__version__, "openvino-genai": openvino_genai.__version__}
+    return timed(decode), {"openvino": openvino.__version__, "openvino-genai": openvino_genai.__version__}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""fastdraft behind JSON lines, n-grams and a draft model as sources.
+
+Run with ``python -m tests.benchmarks.servers.serve_fastdraft TARGET DRAFT --threads 2``. A request's options are those
+of ``generate``; greedy unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+import fastdraft
+from fastdraft import DraftModel, Generator, Model, NGram
+from fastdraft.timing import time_call
+from tests.benchmarks.servers.serve import Answer, serve
+
+KV = "512MiB"
+
+
+def load(target: str, draft: str, quantization: str | None) -> tuple[Answer, dict[str, str]]:
+    model: Any = Model(target, quantization=quantization)
+    generator = Generator(model, [NGram(), DraftModel(draft)], kv_memory=KV)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        options = {"max_tokens": request["tokens"], "temperature": 0} | request["options"]
+        return asdict(time_call(generator, request["ids"], **options))
+
+    return answer, {"fastdraft": fastdraft.__version__, "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("draft")
+    parser.add_argument("--quantization")
+    parser.add_argument("--threads", type=int, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    serve(lambda: load(arguments.target, arguments.draft, arguments.quantization))
