@@ -67,6 +67,14 @@ class _Text(NamedTuple):
     completion: Completion[Any]
 
 
+class _Draft(NamedTuple):
+    """A draft model, and what it may propose: the first ``shared`` ids, or of these only those in ``kept``."""
+
+    model: PreTrainedModel
+    shared: int
+    kept: tuple[int, ...] | None
+
+
 def audit(
     target: ModelLike,
     draft: ModelLike | Source | Sequence[ModelLike | Source] | None = "auto",
@@ -114,20 +122,25 @@ def audit(
     models = _load(config, progress)
     config = lend(config, models, take=True)
     asked = _settle(asked, models[0].sampling)
+    computed = models[0].model.dtype
     with Generator.from_config(config) as generator:
         vocabulary = usable_vocabulary(generator.tokenizer, models[0].model.config.get_text_config().vocab_size)
         if prompts is None:
             prompts = list(built_in(chat=bool(generator.tokenizer.chat_template)).values())
         encoder = PromptEncoder(generator.tokenizer, vocabulary)
+        drafting = _first_draft(generator, config, models)
         texts = list(_generate(generator, [encoder.encode(prompt) for prompt in prompts], asked, tokens, progress))
     lookups = frozenset(source.name for source in config.draft if isinstance(source, NGram))
-    evidence, rounding = _examine([m.model for m in models[:2]], texts, vocabulary, asked, lookups, level, progress)
+    limit = ROUNDING.get(computed, COARSE)
+    evidence, rounding = _examine(
+        models[0].model, drafting, texts, vocabulary, asked, lookups, limit=limit, level=level, progress=progress
+    )
     stats = [text.completion.stats for text in texts]
     others = iter(models[1:])
     return AuditReport(
         target=models[0].label,
         draft=tuple(next(others).label if isinstance(s, DraftModel) else s.name for s in config.draft),
-        dtype=str(models[0].model.dtype).removeprefix("torch."),
+        dtype=str(computed).removeprefix("torch."),
         params=asked,
         level=level,
         texts=len(texts),
@@ -135,7 +148,7 @@ def audit(
         draft_tokens=sum(s.draft_tokens for s in stats),
         accepted_tokens=sum(s.accepted_tokens for s in stats),
         rounding=rounding,
-        rounding_limit=_rounding(models[0].model.dtype),
+        rounding_limit=limit,
         evidence=evidence,
     )
 
@@ -200,28 +213,41 @@ def _generate(
             return
 
 
+def _first_draft(generator: Generator, config: GeneratorConfig, models: Sequence[Loaded]) -> _Draft | None:
+    """The draft model that defines S_t where nothing was looked up."""
+    name = next((source.name for source in config.draft if isinstance(source, DraftModel)), None)
+    if name is None:
+        return None
+    kept = generator._worker.ask(lambda engine: engine.drafts[name].kept)
+    return _Draft(models[1].model, generator.pairings[name].shared_tokens, kept)
+
+
 def _examine(
-    models: Sequence[PreTrainedModel],
+    target: PreTrainedModel,
+    draft: _Draft | None,
     texts: Sequence[_Text],
     vocabulary: int,
     params: SamplingParams,
     lookups: frozenset[str],
+    *,
+    limit: float,
     level: float,
     progress: bool,
 ) -> tuple[Sampled | Greedy, float]:
     """The evidence, and how far the engine's log-probabilities are from those of the dense forwards.
 
     Args:
-        models: The target and, where there is one, a draft model.
+        target: Read as it is.
+        draft: Defines S_t where nothing was looked up.
         texts: What was generated.
         vocabulary: Usable ids.
         params: Resolved.
         lookups: Names of the sources whose drafts are point masses.
+        limit: What rounding explains.
         level: Chance of a false alarm.
         progress: Show a bar.
     """
-    target, drafts = models[0], models[1:]
-    reach = TAIL * _rounding(target.dtype)
+    reach = TAIL * limit
     chance = torch.Generator().manual_seed(params.seed or 0)
     rows: list[Rows] = []
     found: list[Difference] = []
@@ -229,7 +255,7 @@ def _examine(
     bar: Iterable[_Text] = tqdm(texts, unit="text") if progress else texts
     for number, text in enumerate(bar):
         token_T = torch.tensor(text.completion.token_ids, device=target.device)
-        logits_TV = _dense(target, text, vocabulary)
+        logits_TV = dense_logits(target, text.prompt, text.completion.token_ids, vocabulary)
         assert text.completion.logprobs is not None
         own_T = logits_TV.double().log_softmax(-1).gather(1, token_T[:, None])[:, 0]
         engine_T = own_T.new_tensor([entry.logprob for entry in text.completion.logprobs])
@@ -237,7 +263,7 @@ def _examine(
         if params.temperature == 0:
             found += differences(logits_TV, token_T, reach, number)
             continue
-        draft_TV = _dense(drafts[0], text, vocabulary).to(target.device) if drafts else None
+        draft_TV = None if draft is None else _draft_logits(draft, text, vocabulary)
         uniform_T = torch.rand(len(token_T), dtype=torch.float64, generator=chance).to(target.device)
         guess_T = torch.tensor(_guesses(text.completion, lookups), device=target.device)
         rows.append(read(logits_TV, draft_TV, token_T, guess_T, uniform_T, params, reach))
@@ -248,12 +274,12 @@ def _examine(
     return weigh(join(rows), rounding / params.temperature, level), rounding
 
 
-@torch.inference_mode()
-def _dense(model: PreTrainedModel, text: _Text, vocabulary: int) -> Tensor:
-    """The model's own logits where each token of the output was drawn: [T, V]; -inf where it has none."""
-    logits_TV = dense_logits(model, text.prompt, text.completion.token_ids, vocabulary)
-    lacking = text.completion.completion_tokens - len(logits_TV)
-    return torch.nn.functional.pad(logits_TV, (0, 0, 0, lacking), value=-torch.inf)
+def _draft_logits(draft: _Draft, text: _Text, vocabulary: int) -> Tensor:
+    """[T, V]; -inf for ids it may not propose, and for all beyond its context."""
+    tokens = text.completion.token_ids
+    logits_TV = dense_logits(draft.model, text.prompt, tokens, draft.shared, draft.kept)
+    lacking = vocabulary - draft.shared, len(tokens) - len(logits_TV)
+    return torch.nn.functional.pad(logits_TV, (0, lacking[0], 0, lacking[1]), value=-torch.inf)
 
 
 def _guesses(completion: Completion[Any], lookups: frozenset[str]) -> list[int]:
@@ -264,7 +290,3 @@ def _guesses(completion: Completion[Any], lookups: frozenset[str]) -> list[int]:
         for r in completion.trace.rounds
         for i in range(len(r.tokens))
     ]
-
-
-def _rounding(dtype: torch.dtype) -> float:
-    return ROUNDING.get(dtype, COARSE)

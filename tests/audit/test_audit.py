@@ -112,6 +112,17 @@ def test_a_lossy_lookup_is_found(examine: Any):
     assert report.evidence.z > 5
 
 
+def test_a_draft_cut_to_some_tokens_is_read_where_it_proposes(
+    examine: Any, draft: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path / "cache"))
+    draft.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    cut = DraftModel(tmp_path, vocabulary=tuple(range(200, 300)))
+    assert examine(cut).verdict == "no_evidence"
+    assert examine(cut, alpha=0.2).evidence.z > 5
+
+
 def test_lossy_greedy_tokens_are_listed_by_their_gap(examine: Any):
     gaps = [d.gap for d in examine(temperature=0, alpha=0.3).evidence.differences]
     assert gaps == sorted(gaps, reverse=True)
