@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = 320
+# Fields of a model whose layers every quantisation takes: int4 needs inputs by 64 and outputs by 16.
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -146,3 +149,15 @@ def greedy(target: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]
         eos_token_id=None,
     )
     return [int(t) for t in out[0, len(prompt) :]]
+
+
+def save(folder: Path, model: PreTrainedModel, words: Any) -> Path:
+    """A model and its tokenizer in a folder."""
+    log = transformers.utils.logging
+    log.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        log.enable_progress_bar()
+    words.save_pretrained(folder)
+    return folder
