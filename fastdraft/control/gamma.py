@@ -24,7 +24,7 @@ EDGES = (0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 0.999)
 _MIDDLES = (0.2, 0.4, 0.58, 0.73, 0.85, 0.93, 0.97, 0.99, 0.997, 1.0)
 
 _OPTIMISM = 0.75  # acceptance before anything was seen
-_PRIOR = 4.0  # what a prior weighs, in observations
+_PRIOR = 4.0  # what a prior weighs, in observations, before there are any; it fades as they come
 _KEEP = 0.985  # weight that an observation keeps when the next one comes
 _NEAR = 0.5  # weight that a position's observations have for the next position, and so on
 _LEAN_PRIOR, _LEAN_KEEP = 8.0, 0.97
@@ -45,9 +45,11 @@ class Acceptance:
         """P(accept | reached) of each position; a position seldom reached is taken to be like those before it."""
         if self._curve is None:
             found = []
-            near, right = _PRIOR, _PRIOR * _OPTIMISM
+            near = _faded(self._positions[0][0])
+            right = near * _OPTIMISM
             for weight, total in self._positions:
-                found.append(_inside((total + _PRIOR * right / near) / (weight + _PRIOR)))
+                prior = _faded(weight)
+                found.append(_inside((total + prior * right / near) / (weight + prior)))
                 near, right = _NEAR * near + weight, _NEAR * right + total
             self._curve = tuple(found)
         return self._curve
@@ -137,6 +139,11 @@ def level_of(confidence: float) -> int:
 def _add(cell: list[float], value: float) -> None:
     cell[0] = cell[0] * _KEEP + 1
     cell[1] = cell[1] * _KEEP + value
+
+
+def _faded(weight: float) -> float:
+    """What a prior weighs beside observations of some weight."""
+    return _PRIOR / (1 + weight / 16)
 
 
 def _inside(value: float) -> float:

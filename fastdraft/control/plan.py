@@ -24,6 +24,7 @@ __all__ = ["AdaptiveController", "Controller", "Spent"]
 
 SHARE = 0.02  # of a call's time that speculation may cost and not earn back
 _MARGIN = 1.01  # what drafting must be expected to gain over plain decoding
+_STAY = 0.98  # the same for a draft model that is up to date
 _CLEAR = 1.2  # the same where a call's drafts have cost more than their share so far
 _HISTORY = 24  # observations from which a source has a history
 _UNKNOWN = 3.0  # what a source without one may cost, in shares of one call: found out once, it is known
@@ -214,7 +215,10 @@ class AdaptiveController:
         """What an offer must be expected to gain: more, where experience so far speaks against it."""
         savings = self._savings_of(turn.course.key(offer.name, ""))
         lost = savings.lost if savings.seen < _HISTORY else turn.course.lost
-        return _CLEAR if lost > self._allowance(turn, prices) else _MARGIN
+        if lost > self._allowance(turn, prices):
+            return _CLEAR
+        # A draft model that stops falls behind, and to come back costs more than a doubtful stretch.
+        return _STAY if offer.model and offer.lag <= _NEAR and not turn.course.off else _MARGIN
 
     def _probe(self, turn: Turn, offers: Sequence[Offer], rate: float, prices: _Prices) -> Offer | None:
         """A source worth one drafted token, to see whether it has become better than what is best at ``rate``."""
