@@ -49,7 +49,7 @@ def fasten(model: PreTrainedModel, quantization: Quantization, *, label: str, so
         quantization: ``"auto"`` measures and takes int4 for few rows and int8 for many, or one of them for all; for
             drafts. ``"int8"`` and ``"int4"`` round as they say. ``"none"`` keeps the weights' values.
         label: For the log.
-        source: Folder or hub id it came from; rounded weights are kept under its fingerprint.
+        source: Folder or hub id it came from; rounded weights are kept under its fingerprint. Empty keeps none.
 
     Returns:
         What runs: ``"int8"``, ``"int4"``, ``"int4 up to n rows, then int8"``, ``"prepacked"`` or ``"plain"``.
@@ -70,7 +70,7 @@ def _on_cpu(model: PreTrainedModel, quantization: Quantization, label: str, sour
         return "prepacked" if prepack(model, label) else "plain"
     try:
         few = _rows_for_int4(model) if quantization == "auto" else {"int8": 0, "int4": _MANY}[quantization]
-        _quantise(model, few, fingerprint(model, source))
+        _quantise(model, few, fingerprint(model, source), fine=quantization == "int8")
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         if quantization != "auto":
             raise ConfigError(
@@ -101,17 +101,20 @@ def _own_small_tensors(model: nn.Module) -> None:
             parameter.data = parameter.data.clone()
 
 
-def _quantise(model: PreTrainedModel, few: int, key: str | None) -> None:
-    """Rounds every layer, or takes its rounded weights from the cache."""
+def _quantise(model: PreTrainedModel, few: int, key: str | None, *, fine: bool) -> None:
+    """Rounds every layer, or takes its rounded weights from the cache; ``fine`` spends time on accuracy."""
     roundings: list[Rounding] = [*(["int4"] if few else []), *(["int8"] if few < _MANY else [])]  # type: ignore[list-item]
     makers: dict[Rounding, Callable[[Tensor], dict[str, Tensor] | None]] = {"int4": round_int4, "int8": round_int8}
     tokens = model.config.get_text_config().vocab_size
     with ExitStack() as stack:
         kept = {rounding: stack.enter_context(RoundedWeights(key, rounding).open()) for rounding in roundings}
 
+        def is_head(site: Site) -> bool:
+            return site.layers[0] is model.get_output_embeddings()
+
         def layer(site: Site, rounding: Rounding) -> nn.Module | None:
             # A head cut to some tokens is another layer than the one on disk.
-            own = site.layers[0] is model.get_output_embeddings() and len(site.layers[0].weight) != tokens
+            own = is_head(site) and len(site.layers[0].weight) != tokens
             rounded = None if own else kept[rounding].get(site.name)
             if rounded is None:
                 rounded = makers[rounding](site.weight())
@@ -119,7 +122,9 @@ def _quantise(model: PreTrainedModel, few: int, key: str | None) -> None:
                     return None
                 if not own:
                     kept[rounding].put(site.name, rounded)
-            return {"int4": Int4Linear, "int8": Int8Linear}[rounding](rounded, site.bias())
+            if rounding == "int4":
+                return Int4Linear(rounded, site.bias())
+            return Int8Linear(rounded, site.bias(), fine=fine and (is_head(site) or _narrows(site)))
 
         def make(site: Site) -> nn.Module | None:
             few_rows = layer(site, "int4") if few else None
@@ -128,7 +133,7 @@ def _quantise(model: PreTrainedModel, few: int, key: str | None) -> None:
             if few == _MANY:
                 return few_rows
             # A head only ever sees the rows of a step.
-            if few_rows is not None and site.layers[0] is model.get_output_embeddings():
+            if few_rows is not None and is_head(site):
                 return few_rows
             many_rows = layer(site, "int8")
             if few_rows is None or many_rows is None:
@@ -136,6 +141,11 @@ def _quantise(model: PreTrainedModel, few: int, key: str | None) -> None:
             return MixedLinear(few_rows, many_rows, few)  # type: ignore[arg-type]
 
         replace(model, make)
+
+
+def _narrows(site: Site) -> bool:
+    """Whether a layer leads from a wide inner state back, as a feed-forward block's second does: there outliers are."""
+    return site.layers[0].in_features > site.layers[0].out_features
 
 
 def _rows_for_int4(model: nn.Module) -> int:

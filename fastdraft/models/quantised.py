@@ -28,6 +28,7 @@ Rounding: TypeAlias = Literal["int8", "int4"]
 GROUP = 64  # inputs that share a scale: at 32, scales are a fifth of all bytes read
 _SLICE = 1 << 23  # weights rounded at once: bounds what a whole vocabulary's layer takes while it is made
 _ZERO, _TOP = 128, 127.0
+_FINER = 254  # the second digit's steps in one of the first: what is left over is at most half a step
 
 
 def _by_slices(weight_NK: Tensor, make: Callable[[Tensor], dict[str, Tensor]], **axes: int) -> dict[str, Tensor]:
@@ -57,31 +58,46 @@ class Int8Linear(nn.Module):
     Args:
         rounded: What `round_int8` gave.
         bias_N: Or None.
+        fine: Give each row a second 8-bit digit for what the first leaves over, as one more row of the same product:
+            for inputs with outliers, beside which one digit would round all others away.
     """
 
-    def __init__(self, rounded: Rounded, bias_N: Tensor | None) -> None:
+    def __init__(self, rounded: Rounded, bias_N: Tensor | None, *, fine: bool = False) -> None:
         super().__init__()
         self._weight: Any = torch.ops.onednn.qlinear_prepack(rounded["weight"], None)
         self._scale_N = rounded["scale"].clone()
         self._zero_N = torch.zeros(len(self._scale_N), dtype=torch.int32)
         self._bias_N = None if bias_N is None else bias_N.float()
         self._middle = torch.tensor(_ZERO + 0.5)  # the cast to uint8 cuts: half up
+        self._fine = fine
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., T, K] to [..., T, N]."""
         rows = x.shape[-2]
         x_TK = fill_rows(x)
         top_T1 = x_TK.abs().amax(-1, keepdim=True).float().clamp_(min=1e-30)
-        x8_TK = torch.addcmul(self._middle, x_TK, _TOP / top_T1).to(torch.uint8)
-        y_TN = torch.ops.onednn.qlinear_pointwise(
-            x8_TK, 1.0, _ZERO, self._weight, self._scale_N, self._zero_N, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        steps_T1 = _TOP / top_T1
+        digit_TK = torch.addcmul(self._middle, x_TK, steps_T1).to(torch.uint8)
+        if self._fine:
+            left_TK = torch.addcmul(digit_TK.float().sub_(_ZERO), x_TK, steps_T1, value=-1)
+            second_TK = torch.add(self._middle, left_TK, alpha=-_FINER).to(torch.uint8)
+            both_TN = self._product(torch.cat([digit_TK, second_TK], -2))
+            first_TN, second_TN = both_TN.tensor_split(2, -2)
+            y_TN = torch.add(first_TN, second_TN, alpha=1 / _FINER)
+        else:
+            y_TN = self._product(digit_TK)
         out_TN = torch.empty_like(y_TN, dtype=x.dtype)
         if self._bias_N is None:
             torch.mul(y_TN, top_T1 * (1 / _TOP), out=out_TN)
         else:
             torch.addcmul(self._bias_N, y_TN, top_T1 * (1 / _TOP), out=out_TN)
         return out_TN if rows >= FEW_ROWS else out_TN[..., :rows, :]
+
+    def _product(self, digit_TK: Tensor) -> Tensor:
+        y_TN: Tensor = torch.ops.onednn.qlinear_pointwise(
+            digit_TK, 1.0, _ZERO, self._weight, self._scale_N, self._zero_N, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return y_TN
 
 
 def round_int4(weight_NK: Tensor) -> dict[str, Tensor] | None:
