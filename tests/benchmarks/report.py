@@ -52,7 +52,7 @@ def page(results: Mapping[str, Any]) -> str:
         if name in results:
             parts += [f"## {title}", _compared(figures, name), _first(figures, name), _sampled(figures, name)]
             parts += [_absent(results[name]), _measured(results[name])]
-    for name in ("gamma", "hostile", "quality"):
+    for name in ("rounds", "gamma", "hostile", "quality"):
         if name in results:
             section = results[name]
             rows = table(section["head"], section["rows"])
