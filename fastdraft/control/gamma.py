@@ -59,7 +59,7 @@ class Acceptance:
         """P(accept | reached, level) of each level; before anything was seen, a little over the draft's confidence."""
         if self._table is None:
             self._table = tuple(
-                _inside((total + 2 * _PRIOR * (0.25 + 0.75 * middle)) / (weight + 2 * _PRIOR))
+                _inside((total + _faded(weight) * (0.25 + 0.75 * middle)) / (weight + _faded(weight)))
                 for (weight, total), middle in zip(self._levels, _MIDDLES, strict=True)
             )
         return self._table

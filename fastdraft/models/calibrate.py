@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -121,5 +122,6 @@ def _write(path: Path, found: Measured) -> None:
         draft.write_text(found.to_json(), "utf-8")
         os.replace(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         _log.warning("costs_not_kept", path=str(path), error=type(error).__name__)
