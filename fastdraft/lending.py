@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 from fastdraft.config import DraftModel, GeneratorConfig, Model
 from fastdraft.models.loading import Loaded, load_model
@@ -11,14 +13,19 @@ __all__ = ["lend", "load_models"]
 
 
 def load_models(config: GeneratorConfig, *, progress: bool = False) -> list[Loaded]:
-    """The target, then the draft models, as a generator would load them.
+    """The target, then the draft models, as a generator would load them: in a thread that ends, see `fastdraft.build`.
 
     Raises:
         ModelLoadError: Files that are missing or broken.
         ConfigError: Options that cannot be met.
     """
     specs = [config.target, *(source.model for source in config.draft if isinstance(source, DraftModel))]
-    return [load_model(spec, device=config.device, dtype=config.dtype, progress=progress) for spec in specs]
+
+    def load() -> list[Loaded]:
+        return [load_model(spec, device=config.device, dtype=config.dtype, progress=progress) for spec in specs]
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(copy_context().run, load).result()
 
 
 def lend(config: GeneratorConfig, models: Sequence[Loaded], *, take: bool = False) -> GeneratorConfig:

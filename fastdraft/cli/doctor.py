@@ -94,8 +94,9 @@ def _print(console: Console, report: Report, target: str, draft: str, *, positio
     for live in report.live:
         name = "plain" if live.gamma == 0 else f"gamma {live.gamma}"
         console.print(
-            f"Ran {name}: {live.measured:.1f} tokens per second, {live.forecast:.1f} forecast ({live.error:+.0%}); "
-            f"first token after {live.time_to_first_token:.2f} s."
+            f"Ran {name}: {live.measured:.1f} tok/s, {live.forecast:.1f} were forecast ({live.error:+.0%}); "
+            f"first token after {live.time_to_first_token:.2f} s.",
+            soft_wrap=True,
         )
     if report.estimate is not None:
         console.print(_estimate(report.estimate))
@@ -103,7 +104,7 @@ def _print(console: Console, report: Report, target: str, draft: str, *, positio
     colour = {"speculate": "green", "little": "yellow", "no": "red"}[verdict.outcome]
     console.print(f"\n[bold {colour}]{verdict.summary}[/]")
     for advice in verdict.advice:
-        console.print(f"- {advice}", markup=False)
+        console.print(f"- {advice}", markup=False, soft_wrap=True)
 
 
 def _figures(report: Report) -> Table:
@@ -133,9 +134,9 @@ def _judged(name: str, value: float, *, least: float | None = None, most: float 
 
 def _acceptance(report: Report) -> Table:
     table = Table(title="Drafted tokens accepted", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("temperature")
-    shown = (1, 2, 4, 6, 8, 12, 16)
-    for heading in ("has a draft", *(f"first {n}" if n > 1 else "first" for n in shown)):
+    table.add_column("temperature", no_wrap=True)
+    shown = (1, 2, 3, 4, 6, 8, 12, 16)
+    for heading in ("drafts", *(f"first {n}" if n == 1 else str(n) for n in shown)):
         table.add_column(heading, justify="right")
     for one in report.acceptance:
         kept = [f"{one.kept[n - 1]:.0%}" if n <= len(one.kept) else "-" for n in shown]
@@ -145,7 +146,7 @@ def _acceptance(report: Report) -> Table:
 
 def _forecast(report: Report) -> Table:
     table = Table(title="Forecast", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("gamma", "tokens per second", "over plain", "tokens a call"):
+    for heading in ("gamma", "tok/s", "over plain", "tok/call"):
         table.add_column(heading, justify="right")
     plain = report.forecast[0].tokens_per_second
     for rate in report.forecast:

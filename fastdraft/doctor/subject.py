@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fastdraft.config import NGram, Prompt, SamplingParams, Source
 from fastdraft.control.costs import Measured
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fastdraft.engine import Engine
 
 __all__ = ["Subject"]
+
+T = TypeVar("T")
 
 PASSES = 3  # measurements of costs; medians are kept
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17)
@@ -97,7 +99,7 @@ class Subject:
         def once(engine: Engine) -> dict[str | None, Measured]:
             return {name: measure(engine.runners[name], context=n, rows=ROWS) for name, n in contexts.items()}
 
-        passes = [self.generator._worker.ask(once) for _ in range(PASSES)]  # on the thread that owns the models
+        passes = [self.generator._worker.ask(once) for _ in range(PASSES)]
         found = {name: _middle([one[name] for one in passes]) for name in contexts}
         return found[None], found.get(self.source.name)
 
@@ -112,12 +114,16 @@ class Subject:
         if self.draft is None:
             return [copy(self._lookup, output) for output in outputs]
         model, draft, warp = self.target.model, self._draft, self.warp(temperature)
-        return [read(model, draft, output, warp, self.vocabulary) for output in outputs]
+        return self._compute(lambda: [read(model, draft, output, warp, self.vocabulary) for output in outputs])
 
     def compare(self, output: Output) -> tuple[Position, ...]:
         """Both models' likeliest tokens along an output."""
         draft = self._lookup if self.draft is None else self._draft
-        return compare(self.target.model, draft, output, self.vocabulary, self.decode)
+        return self._compute(lambda: compare(self.target.model, draft, output, self.vocabulary, self.decode))
+
+    def _compute(self, question: Callable[[], T]) -> T:
+        """Computes on the generator's thread: one that computed beside it would slow all its later kernels down."""
+        return self.generator._worker.ask(lambda engine: question())
 
     @property
     def _lookup(self) -> NGram:
