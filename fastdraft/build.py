@@ -262,7 +262,9 @@ def _fasten(spec: Model, loaded: Loaded, *, draft: bool = False) -> str:
     if spec.loaded and not spec.take:
         return "plain"
     quantization = spec.quantization or ("auto" if draft else "none")
-    return fasten(loaded.model, quantization, label=loaded.label, source=loaded.source)
+    # What was handed over may have been changed, and keywords may choose other weights: neither is what a name says.
+    source = "" if spec.loaded or spec.kwargs else loaded.source
+    return fasten(loaded.model, quantization, label=loaded.label, source=source)
 
 
 def _costs(
