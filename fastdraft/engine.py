@@ -6,8 +6,7 @@ Prefill is this round with an empty KV; plain decoding is this round with an emp
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,13 +21,14 @@ from fastdraft.control.plan import Controller, Spent
 from fastdraft.errors import ConfigError, FastDraftError, NumericalError, owned
 from fastdraft.models.gauge import find_gauge
 from fastdraft.models.runner import Feed, Runner
+from fastdraft.outcome import Outcome, Part, describe, outcomes, trial
 from fastdraft.proposers.chain import Chain
 from fastdraft.proposers.draft_model import DraftModelProposer
 from fastdraft.request import Request
-from fastdraft.results import TARGET, Chunk, FinishReason, Metrics, TokenLogprob
-from fastdraft.round import PLAIN, Draft, Plan, Verdict
-from fastdraft.sampling.probs import History, logprobs, probs, scores
-from fastdraft.sampling.verify import Trial, verify
+from fastdraft.results import TARGET, Chunk, FinishReason, Metrics
+from fastdraft.round import PLAIN, Draft, Plan
+from fastdraft.sampling.probs import History, probs, scores
+from fastdraft.sampling.verify import verify
 from fastdraft.scheduler import Limits, Scheduler, Work
 from fastdraft.trace import TracedRound
 
@@ -42,26 +42,6 @@ class _Seconds(NamedTuple):
 
     draft: float
     target: float
-
-
-class _Round(NamedTuple):
-    """One request's part of a round that reaches the end of its tokens."""
-
-    request: Request
-    plan: Plan
-    draft: Draft
-
-
-class _Outcome(NamedTuple):
-    """One request's part of a verdict, on the host."""
-
-    drafted: tuple[int, ...]
-    sources: tuple[str, ...]
-    accepted: int
-    following: int
-    distortion_G: Tensor
-    chances: list[float]
-    levels: list[int]
 
 
 class Engine:
@@ -115,7 +95,7 @@ class Engine:
         for work in batch:
             work.request.tally.draft_seconds += spent.draft
             work.request.tally.target_seconds += spent.target
-        rounds = [_Round(w.request, p, d) for w, p, d in zip(batch, plans, drafts, strict=True) if w.verifies]
+        rounds = [Part(w.request, p, d) for w, p, d in zip(batch, plans, drafts, strict=True) if w.verifies]
         played = self._settle(rounds, logits_RV, spent) if rounds else []
         ended = time.perf_counter()
         self._controller.observe(played, Spent(size, ended - drafted, drafting))
@@ -163,7 +143,7 @@ class Engine:
         size = Forward(sum(feed.size for feed in feeds), sum(keep), sum(table.length for table in tables))
         return size, self._runner.forward(feeds, tables, keep).logits_RV
 
-    def _settle(self, rounds: list[_Round], logits_RV: Tensor, spent: _Seconds) -> list[Played]:
+    def _settle(self, rounds: list[Part], logits_RV: Tensor, spent: _Seconds) -> list[Played]:
         """Verifies, commits, trims KV, and tells everyone who waits; returns what control learns from."""
         histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, _, d in rounds]
         scores_RV = scores(logits_RV, histories)
@@ -173,10 +153,10 @@ class Engine:
         if len(rows) < len(scores_RV):
             logits_RV, scores_RV = logits_RV[rows], scores_RV[rows]
         p_RV = probs(scores_RV, [r.warp for r, _, d in rounds for _ in range(len(d) + 1)])
-        verdict = verify(p_RV, scores_RV, [_trial(r, d) for r, _, d in rounds])
+        verdict = verify(p_RV, scores_RV, [trial(r, d) for r, _, d in rounds])
         played = []
         row = 0
-        for one, outcome in zip(rounds, _outcomes(rounds, verdict), strict=True):
+        for one, outcome in zip(rounds, outcomes(rounds, verdict), strict=True):
             rows_RV = logits_RV[row : row + len(one.draft) + 1]
             row += len(one.draft) + 1
             try:
@@ -186,12 +166,10 @@ class Engine:
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
         return played
 
-    def _drop_broken(
-        self, rounds: list[_Round], logits_RV: Tensor, scores_RV: Tensor
-    ) -> tuple[list[_Round], list[int]]:
+    def _drop_broken(self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor) -> tuple[list[Part], list[int]]:
         """Ends requests that have no finite best score; the rows of the others go on."""
         fine = torch.isfinite(scores_RV.amax(-1)).tolist()
-        good: list[_Round] = []
+        good: list[Part] = []
         rows: list[int] = []
         first = 0
         for one in rounds:
@@ -205,7 +183,7 @@ class Engine:
                 self.fail(one.request, _numerical(one.request, broken))
         return good, rows
 
-    def _conclude(self, one: _Round, outcome: _Outcome, rows_RV: Tensor, spent: _Seconds) -> Played:
+    def _conclude(self, one: Part, outcome: Outcome, rows_RV: Tensor, spent: _Seconds) -> Played:
         """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it."""
         request, accepted = one.request, outcome.accepted
         assert request.course is not None
@@ -220,7 +198,7 @@ class Engine:
         request.tally.arrive(len(tokens), time.perf_counter())
         found = None
         if request.logprobs is not None:
-            found = _describe(request, rows_RV[: len(tokens)], tokens)
+            found = describe(request, rows_RV[: len(tokens)], tokens)
             request.logprobs += found
         origins = tuple(outcome.sources[i] if i < accepted else TARGET for i in range(len(tokens)))
         if request.rounds is not None:
@@ -314,56 +292,3 @@ def _checked(utilisation: object) -> float:
         f"DynamicAlpha's utilisation returned {utilisation!r}, expected a number from 0 to 1.",
         hint="Return a share, such as 0.85 for 85 %.",
     )
-
-
-def _outcomes(rounds: Sequence[_Round], verdict: Verdict) -> Iterator[_Outcome]:
-    """Brings a verdict to the host, and divides it among the requests."""
-    levels = [d.levels_L for _, _, d in rounds if d.levels_L is not None]
-    packed = torch.cat([verdict.accepted_B, verdict.next_B, *(d.tokens_G for _, _, d in rounds), *levels]).tolist()
-    chances = verdict.chance_BG.tolist()
-    count = len(rounds)
-    accepted, following, ids = packed[:count], packed[count : 2 * count], iter(packed[2 * count :])
-    drafted = [tuple(islice(ids, len(d))) for _, _, d in rounds]
-    for b, (_, _, draft) in enumerate(rounds):
-        reached = min(accepted[b] + 1, len(draft))
-        sure = [] if draft.levels_L is None else list(islice(ids, len(draft.levels_L)))
-        if accepted[b] < len(draft):
-            sure = sure[:reached]
-        yield _Outcome(
-            drafted[b],
-            draft.sources,
-            accepted[b],
-            following[b],
-            verdict.distortion_BG[b],
-            chances[b][:reached],
-            sure,
-        )
-
-
-def _trial(request: Request, draft: Draft) -> Trial:
-    params = request.params
-    assert request.course is not None
-    return Trial(
-        draft,
-        request.seed,
-        len(request.tokens),
-        greedy=request.warp.greedy,
-        invariant=params.invariant,
-        alpha=request.course.alpha,
-        rule=params.acceptance_rule,
-    )
-
-
-def _describe(request: Request, rows_RV: Tensor, tokens: tuple[int, ...]) -> list[TokenLogprob]:
-    """Log-probabilities of kept tokens under the target's own log-softmax."""
-    top = request.params.logprobs or 0
-    chosen_R, value_RK, id_RK = logprobs(rows_RV, torch.tensor(tokens, device=rows_RV.device), top)
-    return [
-        TokenLogprob(
-            token,
-            request.decode(token),
-            value,
-            tuple((i, request.decode(i), v) for v, i in zip(vs, ids, strict=True)),
-        )
-        for token, value, vs, ids in zip(tokens, chosen_R.tolist(), value_RK.tolist(), id_RK.tolist(), strict=True)
-    ]

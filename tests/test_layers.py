@@ -27,7 +27,7 @@ LAYERS = (
     ("scheduler", "proposers"),
     ("models",),
     ("attention", "kv.cache"),
-    ("commit",),
+    ("commit", "outcome"),
     ("request",),
     ("sampling", "control", "constraints", "prompt", "text", "kv", "kv.pool", "kv.table"),
     ("round", "results", "trace", "metrics", "precedence", "workload"),
