@@ -79,6 +79,7 @@ def _on_cpu(model: PreTrainedModel, quantization: Quantization, label: str, sour
             ) from error
         _log.warning("quantization_unavailable", model=label, reason=str(error))
         return "prepacked" if prepack(model, label) else "plain"
+    prepack(model, label)  # shapes that int4 has no kernel for
     model.__dict__[_MARK] = True
     return "int8" if not few else "int4" if few == _MANY else f"int4 up to {few} rows, then int8"
 

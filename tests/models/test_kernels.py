@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from fastdraft import ConfigError, DraftModel, Generator, Model
 from fastdraft.models.kernels import fasten, is_quantised
+from fastdraft.models.prepacked import PrepackedLinear
 from tests import tiny
 from tests.test_greedy import ARCHITECTURES
 
@@ -158,11 +159,12 @@ def test_every_architecture_runs_quantised(architecture: str, quantization: Any,
     assert (ours_TV - theirs_TV).norm() / theirs_TV.norm() < {"int8": 0.15, "int4": 0.9}[quantization]
 
 
-def test_layers_that_int4_has_no_kernel_for_stay(tmp_path: Path) -> None:
+def test_layers_that_int4_has_no_kernel_for_are_prepacked(tmp_path: Path) -> None:
     """Down projections here have 72 inputs, which groups of 64 do not divide."""
     folder = saved(tmp_path, intermediate_size=72)
     model, plain = load(folder), load(folder)
     assert fasten(model, "int4", label="test", source="") == "int4"
+    assert isinstance(model.model.layers[0].mlp.down_proj, PrepackedLinear)
     down, theirs = model.model.layers[0].mlp.down_proj, plain.model.layers[0].mlp.down_proj
     x = torch.randn(1, 5, 72, generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.inference_mode():

@@ -21,8 +21,8 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def int8(weight: Tensor, bias: Tensor | None = None) -> Int8Linear:
-    return Int8Linear(round_int8(weight), bias)
+def int8(weight: Tensor, bias: Tensor | None = None, *, fine: bool = False) -> Int8Linear:
+    return Int8Linear(round_int8(weight), bias, fine=fine)
 
 
 def int4(weight: Tensor, bias: Tensor | None = None) -> Int4Linear:
@@ -45,17 +45,22 @@ def dequantised(rounded: dict[str, Tensor]) -> Tensor:
     return (weight - 8) * scale.T[:, group] + zero.T[:, group]
 
 
+@pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [*SHAPES, (7, 33), (1, 64)])
-def test_int8_is_as_near_as_its_steps_allow(outputs: int, inputs: int, dtype: torch.dtype, bias: bool) -> None:
+def test_int8_is_as_near_as_its_steps_allow(
+    outputs: int, inputs: int, dtype: torch.dtype, bias: bool, fine: bool
+) -> None:
     weight, x = normal(outputs, inputs, seed=1, dtype=dtype), normal(1, 9, inputs, seed=2, dtype=dtype)
     offset = normal(outputs, seed=3, dtype=dtype) if bias else None
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
-    y = int8(weight, offset)(x)
+    y = int8(weight, offset, fine=fine)(x)
     assert y.shape == exact.shape and y.dtype == dtype
     # Half a step of each row times all weights, and half a step of each weight times all of the row, and both.
     row_step, weight_step = x.double().abs().amax(-1) / 127, weight.double().abs().amax(1) / 127
+    if fine:
+        row_step /= 254
     bound = (
         row_step[..., None] / 2 * weight.double().abs().sum(1)
         + weight_step / 2 * x.double().abs().sum(-1)[..., None]
@@ -63,6 +68,17 @@ def test_int8_is_as_near_as_its_steps_allow(outputs: int, inputs: int, dtype: to
     )
     assert ((y.double() - exact).abs() <= bound + ULP[dtype] * exact.abs() + 1e-5).all()
     assert (y.double() - exact).pow(2).mean() < (0.015 * exact).pow(2).mean()
+
+
+def test_a_second_digit_keeps_what_an_outlier_would_round_away() -> None:
+    weight, x = normal(64, 128), normal(1, 6, 128, seed=2)
+    x[..., 5] = 300.0
+    weight[:, 5] = 0  # the outlier itself says nothing
+    weight = round_int8(weight)["weight"].float()  # exact in 8 bits, so that only the rows are rounded
+    exact = torch.nn.functional.linear(x, weight)
+    coarse, fine = ((int8(weight, fine=digits)(x) - exact).norm() / exact.norm() for digits in (False, True))
+    assert coarse > 0.5
+    assert fine < coarse / 100
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -117,21 +133,23 @@ def test_extremes_are_kept(rounding: str) -> None:
     torch.testing.assert_close(silent, torch.zeros_like(silent), rtol=0, atol=1e-6)
 
 
-def test_what_is_not_finite_stays_in_its_row() -> None:
-    x = normal(1, 5, 64)
-    clean = int8(normal(64, 64, seed=1))(x)
+@pytest.mark.parametrize("fine", [False, True])
+def test_what_is_not_finite_stays_in_its_row(fine: bool) -> None:
+    x, layer = normal(1, 5, 64), int8(normal(64, 64, seed=1), fine=fine)
+    clean = layer(x)
     x[0, 2, 7] = torch.nan
-    y = int8(normal(64, 64, seed=1))(x)
+    y = layer(x)
     assert not y[0, 2].isfinite().any()
     assert torch.equal(y[0, [0, 1, 3, 4]], clean[0, [0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [*SHAPES, (7, 33)])
 def test_an_int8_rows_bits_are_the_same_alone_and_in_every_company(
-    outputs: int, inputs: int, dtype: torch.dtype
+    outputs: int, inputs: int, dtype: torch.dtype, fine: bool
 ) -> None:
-    layer = int8(normal(outputs, inputs, seed=1, dtype=dtype), normal(outputs, seed=3, dtype=dtype))
+    layer = int8(normal(outputs, inputs, seed=1, dtype=dtype), normal(outputs, seed=3, dtype=dtype), fine=fine)
     mine = normal(1, 1, inputs, seed=2, dtype=dtype)
     alone = layer(mine)
     for count in (2, 3, 4, 5, 8, 9, 16, 33, 64, 100):
