@@ -90,7 +90,7 @@ def main() -> None:
                 generator.generate(prompts(group, "fit")[0].messages, **options)  # to warm up
             for gamma in args.gammas:
                 # A fixed length is the draft model's alone, so that its steps can be told.
-                drafting = {"gamma": int(gamma), "source": "draft_model"} if gamma != "auto" else {}
+                drafting: dict[str, Any] = {"gamma": int(gamma), "source": "draft_model"} if gamma != "auto" else {}
                 got = spent([generator.generate(p.messages, **options, **drafting) for p in take(args.prompts)])
                 rates.append(aside(read_rate))
                 read = target_weights * WIDTH[form]
