@@ -50,7 +50,7 @@ class Frequencies:
         """What earlier generators saved; empty where nothing was, or it cannot be read."""
         try:
             return Counter({int(token): int(count) for token, count in json.loads(self._path.read_text()).items()})
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError):
             return Counter()
 
     def add(self, tokens: Iterable[int]) -> None:
