@@ -12,6 +12,7 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -67,7 +68,8 @@ class Frequencies:
             os.replace(draft, self._path)
         except OSError as error:
             _log.info("frequencies_not_saved", error=str(error))
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink()
         self._new.clear()
 
 
