@@ -132,7 +132,7 @@ def _sampled(figures: Figures, name: str) -> str:
 
 
 def _absent(section: Mapping[str, Any]) -> str:
-    return "\n".join(f"Left out: {side} ({reason})." for side, reason in section.get("absent", {}).items())
+    return "\n".join(f"- Left out: {side} ({reason})" for side, reason in section.get("absent", {}).items())
 
 
 def _measured(section: Mapping[str, Any]) -> str:
