@@ -31,7 +31,7 @@ def _runner(model: Any, blocks: int = 64) -> Runner:
 def test_one_pass_over_the_row_counts_and_nothing_is_left(model: Any) -> None:
     runner = _runner(model)
     with Forwards(model) as seen:
-        found = calibrate.measure(runner, context=1024)
+        found = calibrate.measure(runner, context=1024, patience=0)
     assert [rows for rows, _ in found.points] == [1, 2, 4, 8, 16]
     assert [rows for rows, _ in found.prefill] == [64]
     assert found.per_token >= 0
@@ -40,6 +40,13 @@ def test_one_pass_over_the_row_counts_and_nothing_is_left(model: Any) -> None:
     assert max(max(at) for at in seen.positions) == 512
     assert runner.pool.free == runner.pool.blocks
     assert runner.table().adopt([0] * 64) == 0
+
+
+def test_short_passes_are_repeated(model: Any) -> None:
+    runner = _runner(model)
+    with Forwards(model) as seen:
+        calibrate.measure(runner, context=64, patience=1000.0)
+    assert [len(fed) for fed in seen.fed] == [1, *[1, 2, 4, 8, 16, 64] * 3]
 
 
 @pytest.mark.parametrize(("blocks", "context", "rows"), [(1, 1024, 16), (64, 9, 8), (64, 1, 1), (40, 1024, 16)])
@@ -101,5 +108,7 @@ def test_models_handed_in_are_measured_each_time_and_only_where_something_drafts
             metrics = generator.metrics()
             assert metrics.free_blocks == metrics.total_blocks
             assert metrics.draft_free_blocks == metrics.draft_total_blocks
-    assert counts["none"] < counts["ngram"] == counts["again"] < counts["model"]
+    assert counts["none"] < min(counts["ngram"], counts["again"])
+    assert counts["ngram"] <= counts["none"] + 1 + 3 * 11
+    assert counts["model"] > counts["none"] + 2 * 11  # target and draft are one model here
     assert not (tmp_path / "costs").exists()
