@@ -16,16 +16,21 @@ import fastdraft
 from fastdraft import DraftModel, Generator, Model, NGram
 from fastdraft.timing import time_call
 from tests.benchmarks.servers.serve import Answer, serve
+from tests.benchmarks.workloads import GROUPS, prompts
 
 KV = "512MiB"
+VOCABULARY = 16384  # of the draft, the frequent tokens of the half that is not measured
 
 
 def load(target: str, draft: str, quantization: str | None) -> tuple[Answer, dict[str, str]]:
     model: Any = Model(target, quantization=quantization)
-    generator = Generator(model, [NGram(), DraftModel(draft)], kv_memory=KV)
+    text = tuple(prompt.text for group in GROUPS for prompt in prompts(group, "fit"))
+    generator = Generator(model, [NGram(), DraftModel(draft, vocabulary=VOCABULARY, text=text)], kv_memory=KV)
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
-        options = {"max_tokens": request["tokens"], "temperature": 0} | request["options"]
+        # No end of sequence, as in transformers' min_new_tokens: every side makes the same number of tokens.
+        length = {"max_tokens": request["tokens"], "min_tokens": request["tokens"]}
+        options = {**length, "temperature": 0} | request["options"]
         return asdict(time_call(generator, request["ids"], **options))
 
     return answer, {"fastdraft": fastdraft.__version__, "torch": torch.__version__}

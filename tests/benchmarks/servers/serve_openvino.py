@@ -37,8 +37,10 @@ def load(model: str, threads: int, draft: str | None, assistants: int) -> tuple[
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = most
         config.do_sample = False
-        config.eos_token_id = stop[0]
-        config.stop_token_ids = set(stop)
+        config.ignore_eos = not stop
+        if stop:
+            config.eos_token_id = stop[0]
+            config.stop_token_ids = set(stop)
         if draft is not None:
             config.num_assistant_tokens = assistants
         prompt = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))

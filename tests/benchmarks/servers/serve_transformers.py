@@ -28,7 +28,7 @@ def model(folder: str) -> Any:
 
 def load(target: str, draft: str) -> tuple[Answer, dict[str, str]]:
     def answer(request: dict[str, Any]) -> dict[str, Any]:
-        options = {"min_new_tokens": 0} | request["options"]
+        options = dict(request["options"])
         if (settings := options.pop("assistant", None)) is not None:
             assistant = model(draft)
             assistant.generation_config = transformers.GenerationConfig.from_pretrained(draft, **settings)
