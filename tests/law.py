@@ -141,13 +141,16 @@ def emission(p: Array, q: Array, alpha: float = 1.0, rule: str = "lenience") -> 
     return Emission(kept, rest, law, total_variation(law, p))
 
 
+Past: TypeAlias = tuple[tuple[int, int], ...]  # drafted and accepted tokens of each round
+
+
 def emitted_joint(
     p: Callable[[Text], Array],
     q: Callable[[Text, int], Array],
     gamma: Callable[[int, int], int],
     vocabulary: int,
     tokens: int,
-    alpha: float = 1.0,
+    alpha: float | Callable[[Past], float] = 1.0,
     rule: str = "lenience",
 ) -> tuple[Array, float]:
     """The law of a speculative output and its expected distortion, by walking every path of every round.
@@ -158,31 +161,33 @@ def emitted_joint(
         gamma: Drafted tokens of a round, from its number and the tokens left.
         vocabulary: Size.
         tokens: Length of the output.
-        alpha: Leniency.
+        alpha: Leniency, or what it is after the rounds so far.
         rule: Acceptance rule.
     """
     mass = np.zeros((vocabulary,) * tokens)
     distortion = 0.0
 
-    def play(text: Text, number: int, weight: float) -> None:
+    def play(text: Text, past: Past, weight: float) -> None:
         if len(text) == tokens:
             mass[text] += weight
         else:
-            walk(text, number, 0, min(gamma(number, tokens - len(text)), tokens - len(text) - 1), weight)
+            left = tokens - len(text)
+            lenience = alpha if isinstance(alpha, float | int) else alpha(past)
+            walk(text, past, 0, min(gamma(len(past), left), left - 1), lenience, weight)
 
-    def walk(text: Text, number: int, step: int, drafted: int, weight: float) -> None:
+    def walk(text: Text, past: Past, step: int, drafted: int, lenience: float, weight: float) -> None:
         nonlocal distortion
         following = p(text)
         if step < drafted:
-            position = emission(following, q(text, step), alpha, rule)
+            position = emission(following, q(text, step), lenience, rule)
             distortion += weight * position.delta
             for token in np.flatnonzero(position.kept):
-                walk((*text, int(token)), number, step + 1, drafted, weight * position.kept[token])
+                walk((*text, int(token)), past, step + 1, drafted, lenience, weight * position.kept[token])
             following = (1 - position.kept.sum()) * position.rest
         for token in np.flatnonzero(following > 0):
-            play((*text, int(token)), number + 1, weight * following[token])
+            play((*text, int(token)), (*past, (drafted, step)), weight * following[token])
 
-    play((), 0, 1.0)
+    play((), (), 1.0)
     return mass, distortion
 
 

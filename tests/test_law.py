@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fastdraft import Completion, DraftModel, Generator, NGram
+from fastdraft import Completion, DraftModel, DynamicAlpha, Generator, NGram
+from fastdraft.control.alpha import Leniency
 from fastdraft.sampling import noise
 from fastdraft.sampling.probs import Warp
 from tests import tiny
 from tests.grid import whole
-from tests.law import FAIL, PASS, SAMPLES, Array, Text, brisk, chi_square, emitted_joint, joint, reference, texts
+from tests.law import FAIL, PASS, SAMPLES, Array, Past, Text, brisk, chi_square, emitted_joint, joint, reference, texts
 
 VOCABULARY, TOKENS = 5, 4
 PROMPT = (0, 1, 2, 0)
@@ -118,7 +120,8 @@ def test_outputs_have_the_targets_law_on_the_whole_grid(
     _check(source, warp, penalty, verification)
 
 
-def _check_lossy(alpha: float, rule: Any, **options: Any) -> None:
+def _check_lossy(alpha: Any, rule: Any, after: Callable[[Past], float] | None = None, **options: Any) -> None:
+    """Compares with the law of an alpha that is constant, or what ``after`` says it is after the rounds so far."""
     counts, outs = _sample("draft_model", **options, alpha=alpha, acceptance_rule=rule)
     # What a lossy setting emits depends on what is drafted where; the first round may be left plain.
     (first,) = {out.stats.gammas[0] for out in outs}
@@ -129,7 +132,7 @@ def _check_lossy(alpha: float, rule: Any, **options: Any) -> None:
         lambda number, left: GAMMA if number else first,
         VOCABULARY,
         TOKENS,
-        alpha,
+        alpha if after is None else after,
         rule,
     )
     _assert_sometimes_right(outs)
@@ -142,6 +145,22 @@ def _check_lossy(alpha: float, rule: Any, **options: Any) -> None:
 
 def test_lenient_outputs_have_the_enumerated_law_and_report_its_distortion() -> None:
     _check_lossy(0.5, "lenience", temperature=1.0)
+
+
+def test_an_alpha_that_follows_acceptance_has_the_enumerated_law_too() -> None:
+    spec = DynamicAlpha(base=0.35, low=0.3, high=0.8, utilisation=lambda: 0.62)
+
+    def after(past: Past) -> float:
+        leniency = Leniency(spec)
+        for drafted, accepted in past:
+            leniency.load(0.62)
+            leniency.observe(drafted, accepted)
+        leniency.load(0.62)
+        return leniency.alpha
+
+    assert after(()) == 0.33
+    assert after(((3, 0),)) == 0.72
+    _check_lossy(spec, "lenience", after, temperature=1.0)
 
 
 @pytest.mark.slow

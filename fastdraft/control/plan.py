@@ -204,8 +204,9 @@ class AdaptiveController:
         return max(self._bids(turn, offer, most, prices), key=lambda bid: bid.rate)
 
     def _ahead(self, turn: Turn) -> float:
-        """Tokens that the call is still expected to give: few use up what they may."""
-        return max(1.0, min(turn.left, max(self._typical - turn.course.tokens, self._typical / 8)))
+        """Tokens that the call is still expected to give: few use up what they may, and long ones go on."""
+        tokens = turn.course.tokens
+        return max(1.0, min(turn.left, max(self._typical - tokens, self._typical / 8, tokens / 4)))
 
     def _allowance(self, turn: Turn, prices: _Prices) -> float:
         """Seconds that drafts may have cost this call and not earned back."""
