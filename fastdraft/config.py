@@ -395,7 +395,7 @@ class GeneratorConfig(_Spec):
 
     Attributes:
         target: The model whose distribution is kept.
-        draft: A source, a list of sources (the first that has a draft wins), a model in any form, ``"auto"``
+        draft: A source, a list of sources (each round takes the fastest), a model in any form, ``"auto"``
             (`NGram`), or None.
         tokenizer: Folder or hub id, or a loaded tokenizer; None takes the target's own.
         device: ``"auto"`` is CUDA where there is one, else CPU.

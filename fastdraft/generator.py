@@ -48,7 +48,7 @@ class Generator:
 
     Args:
         target: Hub id, folder, ``.gguf`` file, `Model`, or a loaded ``PreTrainedModel`` (borrowed, never changed).
-        draft: A source, a list of sources (the first that has a draft wins), a draft model in any of the forms of
+        draft: A source, a list of sources (each round takes the fastest), a draft model in any of the forms of
             ``target``, None, or ``"auto"``: `NGram`.
         tokenizer: Loaded, or its folder or hub id; None takes the target's own.
         device: ``"auto"`` is CUDA where there is one, else CPU.
