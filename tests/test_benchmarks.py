@@ -113,10 +113,10 @@ from serve import serve, timed
 
 def load():
     print("noise on stdout")
-    def decode(ids, most, stop, deliver):
-        for token in ids[:most]:
+    def decode(request, deliver):
+        for token in request["ids"][: request["tokens"]]:
             deliver([token, token])
-            if token in stop:
+            if token in request["stop"]:
                 return
     return timed(decode), {"echo": "1"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from tests.benchmarks.peer_files import PAIR, interpreter, model_file
 BASE = "transformers plain"
 SERVERS = Path(__file__).with_name("servers")
 
-# Such as ("openvino", "int8", "5"): sides with the same words share a process.
+# Such as ("openvino", "int8", "draft"): sides with the same words share a process.
 Server: TypeAlias = tuple[str, ...]
 
 
@@ -50,7 +50,7 @@ def command(server: Server, peers: Path) -> list[str | Path]:
         return [sys.executable, "-m", module, load_path(target), load_path(draft), *rounding]
     python, form = interpreter(peers, name), words[0]
     line: list[str | Path] = [python, SERVERS / f"serve_{name}.py", model_file(peers, target, form)]
-    return [*line, "--draft", model_file(peers, draft, form), "--assistants", words[1]] if words[1:] else line
+    return [*line, "--draft", model_file(peers, draft, form)] if words[1:] else line
 
 
 def _constant(count: int) -> dict[str, Any]:
@@ -74,7 +74,6 @@ _OURS: Mapping[str, Mapping[str, Any]] = {
     "draft model 8": {"gamma": 8, "source": "draft_model"},
     "n-gram 8": {"gamma": 8, "source": "ngram"},
 }
-_OPENVINO: Mapping[str, Sequence[str]] = {"plain": (), "draft 3": ("3",), "draft 5": ("5",)}
 
 _BASE = Side(("transformers",))
 
@@ -99,9 +98,15 @@ SETS: Mapping[str, Mapping[str, Side]] = {
         "llama.cpp Q4_K_M plain": Side(("llama", "q4_k_m")),
         "llama.cpp Q8_0 plain": Side(("llama", "q8_0")),
         **{
-            f"OpenVINO {form} {name}": Side(("openvino", form, *draft), against=f"OpenVINO {form} plain")
+            f"OpenVINO {form} plain": Side(("openvino", form), against=f"OpenVINO {form} plain")
             for form in ("int8", "int4")
-            for name, draft in _OPENVINO.items()
+        },
+        **{
+            f"OpenVINO {form} draft {count}": Side(
+                ("openvino", form, "draft"), {"assistants": count}, against=f"OpenVINO {form} plain"
+            )
+            for form in ("int8", "int4")
+            for count in (3, 5)
         },
     },
 }

@@ -16,8 +16,8 @@ from typing import Any
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 Deliver = Callable[[list[int]], None]
-# ids, tokens at most, ids that end a run, and what to call with every batch of new tokens
-Decode = Callable[[list[int], int, list[int], Deliver], None]
+# a request, and what to call with every batch of new tokens
+Decode = Callable[[dict[str, Any], Deliver], None]
 
 
 def serve(load: Callable[[], tuple[Answer, dict[str, str]]]) -> None:
@@ -48,7 +48,7 @@ def timed(decode: Decode) -> Answer:
             tokens.extend(batch)
 
         started = time.perf_counter()
-        decode(request["ids"], request["tokens"], request["stop"], deliver)
+        decode(request, deliver)
         after = len(tokens) - counts[0]
         rate = after / (times[-1] - times[0]) if after else None
         return {"tokens": tokens, "first": times[0] - started, "total": times[-1] - started, "rate": rate, "calls": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from serve import Answer, Deliver, serve, timed
 
@@ -16,11 +17,11 @@ def load(model: str, threads: int) -> tuple[Answer, dict[str, str]]:
         model, n_ctx=CONTEXT, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False
     )
 
-    def decode(ids: list[int], most: int, stop: list[int], deliver: Deliver) -> None:
+    def decode(request: dict[str, Any], deliver: Deliver) -> None:
         llama.reset()  # or what is left of an earlier prompt is reused
-        for made, token in enumerate(llama.generate(ids, temp=0.0, repeat_penalty=1.0), start=1):
+        for made, token in enumerate(llama.generate(request["ids"], temp=0.0, repeat_penalty=1.0), start=1):
             deliver([token])
-            if made == most or token in stop:
+            if made == request["tokens"] or token in request["stop"]:
                 return
 
     return timed(decode), {"llama-cpp-python": llama_cpp.__version__}

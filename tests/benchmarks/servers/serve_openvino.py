@@ -1,4 +1,7 @@
-"""OpenVINO GenAI behind JSON lines, with or without its draft: ``python serve_openvino.py MODEL --threads 2``."""
+"""OpenVINO GenAI behind JSON lines: ``python serve_openvino.py MODEL --threads 2``.
+
+With a draft, a request's option ``assistants`` is the number of tokens it makes a round.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ from typing import Any
 
 from serve import Answer, Deliver, serve, timed
 
+BLOCKS = 128  # of 32 tokens each: more than any prompt here needs
 
-def load(model: str, threads: int, draft: str | None, assistants: int) -> tuple[Answer, dict[str, str]]:
+
+def load(model: str, threads: int, draft: str | None) -> tuple[Answer, dict[str, str]]:
     import numpy
     import openvino
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False  # every run computes its whole prompt
-    scheduler.cache_size = 1
+    scheduler.num_kv_blocks = BLOCKS
     options: dict[str, Any] = {"scheduler_config": scheduler, "INFERENCE_NUM_THREADS": threads}
     if draft is not None:
         options["draft_model"] = openvino_genai.draft_model(draft, "CPU", INFERENCE_NUM_THREADS=threads)
@@ -33,16 +38,17 @@ def load(model: str, threads: int, draft: str | None, assistants: int) -> tuple[
         def end(self) -> None:
             pass
 
-    def decode(ids: list[int], most: int, stop: list[int], deliver: Deliver) -> None:
+    def decode(request: dict[str, Any], deliver: Deliver) -> None:
+        ids, stop = request["ids"], request["stop"]
         config = openvino_genai.GenerationConfig()
-        config.max_new_tokens = most
+        config.max_new_tokens = request["tokens"]
         config.do_sample = False
         config.ignore_eos = not stop
         if stop:
             config.eos_token_id = stop[0]
             config.stop_token_ids = set(stop)
         if draft is not None:
-            config.num_assistant_tokens = assistants
+            config.num_assistant_tokens = request["options"]["assistants"]
         prompt = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
         mask = openvino.Tensor(numpy.ones((1, len(ids)), dtype=numpy.int64))
         pipeline.generate(openvino_genai.TokenizedInputs(prompt, mask), config, Streamer(deliver))
@@ -55,6 +61,5 @@ if __name__ == "__main__":
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--draft", help="a folder; no speculation without it")
-    parser.add_argument("--assistants", type=int, default=5, help="tokens its draft makes a round")
     arguments = parser.parse_args()
-    serve(lambda: load(arguments.model, arguments.threads, arguments.draft, arguments.assistants))
+    serve(lambda: load(arguments.model, arguments.threads, arguments.draft))
