@@ -14,7 +14,7 @@ from typing import TypeAlias
 from fastdraft.control.costs import Costs
 from fastdraft.control.gamma import MOST
 
-__all__ = ["Chances", "Rate", "Rounds", "Text", "forecast", "mean_rate", "replay"]
+__all__ = ["Chances", "Overhead", "Rate", "Rounds", "Text", "forecast", "mean_rate", "replay", "round_seconds"]
 
 Chances: TypeAlias = tuple[tuple[float, ...], ...]
 
@@ -31,6 +31,22 @@ class Text:
 
     prompt: int
     chances: Chances
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds beyond the forwards; learnt from real rounds.
+
+    Attributes:
+        round: Of every round.
+        token: Of every drafted token, for what draft and target do with its logits.
+    """
+
+    round: float = 0.0
+    token: float = 0.0
+
+
+NONE = Overhead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +79,7 @@ class Rate:
     tokens_per_round: float
 
 
-def replay(text: Text, costs: Costs, gamma: int, *, source: str, overhead: float = 0.0) -> Rounds:
+def replay(text: Text, costs: Costs, gamma: int, *, source: str, overhead: Overhead = NONE) -> Rounds:
     """Replays one output with a fixed draft length, over every way its rounds may go.
 
     The first round is not timed: a decode rate counts from the first token, and a fixed length drafts from the first
@@ -74,7 +90,7 @@ def replay(text: Text, costs: Costs, gamma: int, *, source: str, overhead: float
         costs: Of target and draft.
         gamma: Drafted tokens a round, fewer where the source has fewer or the end is near.
         source: The draft's name in ``costs``; one without a model costs nothing.
-        overhead: Seconds of a round beyond its forwards.
+        overhead: What a round takes beyond its forwards.
     """
     end = len(text.chances)
     # Expected seconds and rounds from a number of tokens to the end, with one or two tokens that the draft lacks.
@@ -90,13 +106,29 @@ def replay(text: Text, costs: Costs, gamma: int, *, source: str, overhead: float
             for table in (seconds, rounds)
         )
         for lag in (1, 2):
-            spent = costs.verify(len(chances) + 1, context) + overhead
-            if chances:
-                spent += costs.step(source, 1, context) * len(chances) + costs.catch_up(source, lag)
-            seconds[n][lag - 1] = later + spent
+            seconds[n][lag - 1] = later + round_seconds(costs, source, len(chances), context, lag, overhead)
             rounds[n][lag - 1] = more + 1
         tokens, first_seconds = end - sum((kept + 1) * chance for kept, chance in enumerate(ends)), later
     return Rounds(tokens, first_seconds, rounds[0][0])
+
+
+def round_seconds(
+    costs: Costs, source: str, drafted: int, context: int, lag: int = 1, overhead: Overhead = NONE
+) -> float:
+    """What one round takes.
+
+    Args:
+        costs: Of target and draft.
+        source: The draft's name in ``costs``.
+        drafted: Tokens drafted; with none, the draft costs nothing.
+        context: Tokens before them.
+        lag: Tokens the draft model feeds in its first step.
+        overhead: What it takes beyond its forwards.
+    """
+    seconds = costs.verify(drafted + 1, context) + overhead.round
+    if drafted:
+        seconds += (costs.step(source, 1, context) + overhead.token) * drafted + costs.catch_up(source, lag)
+    return seconds
 
 
 def _ends(chances: Sequence[float]) -> list[float]:
@@ -109,7 +141,7 @@ def _ends(chances: Sequence[float]) -> list[float]:
 
 
 def forecast(
-    texts: Sequence[Text], costs: Costs, *, source: str, overhead: float = 0.0, most: int = MOST
+    texts: Sequence[Text], costs: Costs, *, source: str, overhead: Overhead = NONE, most: int = MOST
 ) -> tuple[Rate, ...]:
     """The decode rate of each draft length from 0 to ``most``.
 
@@ -117,7 +149,7 @@ def forecast(
         texts: Outputs of at least two tokens.
         costs: Of target and draft.
         source: The draft's name in ``costs``.
-        overhead: Seconds of a round beyond its forwards.
+        overhead: What a round takes beyond its forwards.
         most: The longest draft.
     """
     rates = []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdraft.control.costs import Costs, Measured
-from fastdraft.forecast import Text, forecast, mean_rate, replay
+from fastdraft.forecast import Overhead, Text, forecast, mean_rate, replay, round_seconds
 
 # 10 s a verify and 1 s more a row; 2 s a draft step, 0.5 s more where it feeds two tokens.
 TARGET = Measured(tuple((n, 10.0 + (n - 1)) for n in range(1, 18)))
@@ -24,7 +24,7 @@ def drafted(*accepted: float) -> Text:
 
 
 def test_plain_decoding_is_one_verify_a_token():
-    found = replay(drafted(1, 1, 1, 1), COSTS, 0, source="small", overhead=3.0)
+    found = replay(drafted(1, 1, 1, 1), COSTS, 0, source="small", overhead=Overhead(3.0))
     assert (found.tokens, found.seconds, found.rounds) == (3, 3 * 13.0, 4)
 
 
@@ -33,11 +33,17 @@ def test_a_replay_by_hand():
     # Round 2 drafts 3, 4: 3 is right, 4 wrong: 3 and 4 come. Round 3 drafts 5, 6: wrong at once, 5 comes.
     # Round 4 drafts 6, 7: both right, and 8 comes. That is the end.
     text = drafted(1, 1, 1, 1, 0, 0, 1, 1, 1)
-    found = replay(text, COSTS, 2, source="small", overhead=1.0)
+    found = replay(text, COSTS, 2, source="small", overhead=Overhead(1.0))
     assert found.rounds == 4
     assert found.tokens == 6
     verify = 12.0 + 1.0
     assert found.seconds == pytest.approx((verify + 2.5 + 2.0) + (verify + 2.0 + 2.0) + (verify + 2.0 + 2.0))
+
+
+def test_overheads_are_of_rounds_and_of_drafted_tokens():
+    assert round_seconds(COSTS, "small", 0, 5, 2, Overhead(1.0, 0.25)) == 11.0
+    assert round_seconds(COSTS, "small", 3, 5, 2, Overhead(1.0, 0.25)) == 13.0 + 1.0 + 3 * 2.25 + 0.5
+    assert round_seconds(COSTS, "ngram", 3, 5) == 13.0
 
 
 def test_a_draft_is_shortened_before_the_end():
@@ -58,11 +64,11 @@ def test_a_source_without_a_model_pays_for_rows_alone():
 
 @given(chances=st.lists(st.sampled_from([0.0, 0.3, 0.8, 1.0]), min_size=1, max_size=6), gamma=st.integers(0, 4))
 def test_an_expected_replay_is_the_mean_of_all_certain_ones(chances: list[float], gamma: int):
-    whole = replay(drafted(*chances), COSTS, gamma, source="small", overhead=0.5)
+    whole = replay(drafted(*chances), COSTS, gamma, source="small", overhead=Overhead(0.5, 0.1))
     seconds = tokens = rounds = 0.0
     for outcome in itertools.product((0.0, 1.0), repeat=len(chances)):
         weight = math.prod(c if o else 1 - c for c, o in zip(chances, outcome, strict=True))
-        one = replay(drafted(*outcome), COSTS, gamma, source="small", overhead=0.5)
+        one = replay(drafted(*outcome), COSTS, gamma, source="small", overhead=Overhead(0.5, 0.1))
         seconds, tokens, rounds = (
             seconds + weight * one.seconds,
             tokens + weight * one.tokens,
@@ -75,11 +81,11 @@ def test_an_expected_replay_is_the_mean_of_all_certain_ones(chances: list[float]
 
 def test_a_forecast_has_a_rate_for_each_length():
     texts = [drafted(*[1.0] * 20), drafted(*[1.0, 0.0] * 5)]
-    rates = forecast(texts, COSTS, source="small", overhead=1.0, most=4)
+    rates = forecast(texts, COSTS, source="small", overhead=Overhead(1.0), most=4)
     assert [rate.gamma for rate in rates] == [0, 1, 2, 3, 4]
     assert rates[0].tokens_per_second == pytest.approx(1 / 11)
     assert rates[0].tokens_per_round == 1
-    replays = [replay(text, COSTS, 3, source="small", overhead=1.0) for text in texts]
+    replays = [replay(text, COSTS, 3, source="small", overhead=Overhead(1.0)) for text in texts]
     expected = math.exp(sum(n * math.log(r.tokens / r.seconds) for n, r in zip((20, 10), replays, strict=True)) / 30)
     assert rates[3].tokens_per_second == pytest.approx(expected)
     assert rates[3].tokens_per_round == pytest.approx(30 / sum(r.rounds for r in replays))

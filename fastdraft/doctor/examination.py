@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from fastdraft.doctor.reading import Output, copy, summarise
 from fastdraft.doctor.report import Live, Report
 from fastdraft.doctor.subject import Subject
 from fastdraft.errors import ConfigError
-from fastdraft.forecast import Rate, Text, forecast, mean_rate
+from fastdraft.forecast import Overhead, Rate, Text, forecast, mean_rate, round_seconds
 from fastdraft.generator import Generator
 from fastdraft.lending import lend, load_models
 from fastdraft.timing import Run, median
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["examine"]
 
+TRIAL = 4  # drafted tokens a round of the call that overheads are learnt from
 STAGES = ("load", "decode", "measure", "read", "run")
 
 
@@ -103,17 +105,18 @@ def examine(
             positions = subject.compare(outputs[0])
             kept = subject.kept
             done("read")
-            overhead = _overhead(costs, texts, [[run] for run in once])
-            gamma = _best(forecast(texts, costs, source=source.name, overhead=overhead)[1:])
+            learnt = Overhead(_round_overhead(costs, texts, [[run] for run in once]))
+            learnt = replace(learnt, token=_token_overhead(subject, costs, outputs, texts, tokens, learnt))
+            gamma = _best(forecast(texts, costs, source=source.name, overhead=learnt)[1:])
             runs = [subject.run(prompt, tokens, (0, gamma), repeats) for prompt in ids]
             done("run")
     # What the machine did meanwhile is in all plain runs, so the forecast is made with all of them.
     plain = [[first, *more] for first, (more, _) in zip(once, runs, strict=True)]
-    overhead = _overhead(costs, texts, plain)
+    overhead = replace(learnt, round=_round_overhead(costs, texts, plain))
     rates = forecast(texts, costs, source=source.name, overhead=overhead)
     live = _live(rates[0], plain), _live(rates[gamma], [drafting for _, drafting in runs])
     copies = [copy(NGram(), output).text for output in outputs]
-    other = forecast(copies, costs, source="", overhead=overhead) if draft_costs is not None else ()
+    other = forecast(copies, costs, source="", overhead=Overhead(overhead.round)) if draft_costs is not None else ()
     return Report(
         target=models[0].label,
         draft=models[1].label if len(models) > 1 else source.name,
@@ -171,7 +174,7 @@ def _mean(each: Sequence[Sequence[float]]) -> float | None:
     return fmean(values) if values else None
 
 
-def _overhead(costs: Costs, texts: Sequence[Text], plain: Sequence[Sequence[Run]]) -> float:
+def _round_overhead(costs: Costs, texts: Sequence[Text], plain: Sequence[Sequence[Run]]) -> float:
     """Seconds of a plain round beyond its forward, over all outputs that have a rate."""
     over = 0.0
     tokens = 0
@@ -184,6 +187,23 @@ def _overhead(costs: Costs, texts: Sequence[Text], plain: Sequence[Sequence[Run]
     if not tokens:
         raise ConfigError("every answer ended with its first token; there is nothing to examine.", hint="Ask others.")
     return over / tokens
+
+
+def _token_overhead(
+    subject: Subject, costs: Costs, outputs: Sequence[Output], texts: Sequence[Text], tokens: int, learnt: Overhead
+) -> float:
+    """Seconds of a drafted token beyond its forwards, from one call on the prompt with the most to draft."""
+    drafted = [sum(min(TRIAL, len(chances)) for chances in text.chances) for text in texts]
+    output = outputs[drafted.index(max(drafted))]
+    trace, seconds = subject.try_out(output.prompt, tokens, TRIAL)
+    name, context, lag, count = subject.source.name, len(output.prompt), 1, 0
+    for number, one in enumerate(trace.rounds):
+        if number:
+            seconds -= round_seconds(costs, name, len(one.draft), context, lag, learnt)
+            count += len(one.draft)
+        context += len(one.tokens)
+        lag = 2 if one.draft and one.accepted == len(one.draft) else 1
+    return seconds / count if count else 0.0
 
 
 def _rate(runs: Sequence[Run]) -> float | None:

@@ -9,7 +9,7 @@ from pydantic_core import to_jsonable_python
 
 from fastdraft.control.costs import Measured
 from fastdraft.doctor.verdict import Verdict, judge
-from fastdraft.forecast import Rate
+from fastdraft.forecast import Overhead, Rate
 from fastdraft.models.pairing import Pairing
 
 __all__ = ["Acceptance", "DayCost", "Estimate", "Guess", "Live", "Position", "Report"]
@@ -146,7 +146,7 @@ class Report:
         acceptance: By temperature.
         target_costs: Seconds by rows of the target's forward.
         draft_costs: The draft model's; None for a source without a model.
-        overhead: Seconds of a round beyond its forwards, from plain decoding.
+        overhead: Seconds beyond the forwards: of a round, from plain decoding, and of a drafted token, from one call.
         forecast: Decode rate of each draft length from 0 on.
         best: The draft length with the highest forecast; 0 is plain decoding.
         live: Plain decoding, and the best draft length above 0, as they ran.
@@ -168,7 +168,7 @@ class Report:
     acceptance: tuple[Acceptance, ...]
     target_costs: Measured
     draft_costs: Measured | None
-    overhead: float
+    overhead: Overhead
     forecast: tuple[Rate, ...]
     best: int
     live: tuple[Live, Live]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,6 +21,7 @@ from fastdraft.precedence import resolve_params
 from fastdraft.prompt import PromptEncoder
 from fastdraft.sampling.probs import Warp
 from fastdraft.timing import Run, interleave, time_call
+from fastdraft.trace import Trace
 
 if TYPE_CHECKING:
     from fastdraft.engine import Engine
@@ -78,6 +80,15 @@ class Subject:
         """Calls that are not counted, plain and with a draft."""
         for gamma in (0, 4):
             self.time(prompt, WARM, gamma)
+
+    def try_out(self, prompt: Sequence[int], tokens: int, gamma: int) -> tuple[Trace, float]:
+        """One greedy call's rounds, and the seconds of those after the first."""
+        out = self.generator.generate(
+            list(prompt), max_tokens=tokens, temperature=0, gamma=gamma, source=self.source.name, trace=True
+        )
+        assert out.trace is not None
+        later = out.completion_tokens - len(out.trace.rounds[0].tokens)
+        return out.trace, later / (out.stats.tokens_per_second or math.inf)
 
     def run(self, prompt: Sequence[int], tokens: int, gammas: Sequence[int], repeats: int) -> list[list[Run]]:
         """Each draft length's runs on a prompt, in turns."""

@@ -115,9 +115,10 @@ def test_the_forecast_replays_the_matches_over_the_costs(report: Report, target:
             while n < TOKENS:
                 drafted = min(gamma, TOKENS - n - 1)
                 context = len(prompt) + n
-                spent = costs.verify(drafted + 1, context) + report.overhead
+                spent = costs.verify(drafted + 1, context) + report.overhead.round
                 if drafted:
-                    spent += drafted * costs.step("small", 1, context) + costs.catch_up("small", lag)
+                    spent += drafted * (costs.step("small", 1, context) + report.overhead.token)
+                    spent += costs.catch_up("small", lag)
                 kept = 0
                 while kept < drafted and right[n + kept]:
                     kept += 1
