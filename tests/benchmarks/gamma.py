@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from fastdraft import DraftModel, Generator, NGram
+from fastdraft import Generator
 from fastdraft.config import make_config
 from fastdraft.control.costs import Costs
 from fastdraft.control.gamma import MOST
@@ -28,7 +28,7 @@ from tests.benchmarks.figures import geometric
 from tests.benchmarks.harness import aside
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.report import save
-from tests.benchmarks.servers.serve_fastdraft import KV
+from tests.benchmarks.servers.serve_fastdraft import KV, sources
 from tests.benchmarks.workloads import GROUPS, prompts
 
 TARGET, DRAFT = PAIR
@@ -42,7 +42,7 @@ def best_gamma(subject: Subject, costs: Costs, ids: Sequence[tuple[int, ...]], t
         outputs = subject.sample(ids, tokens, warmth)
     else:
         outputs = [Output(one, subject.time(one, tokens, 0).tokens) for one in ids]
-    read = [reading.text for reading in aside(lambda: subject.read(outputs, warmth))]
+    read = [reading.text for reading in subject.read(outputs, warmth)]
     rates = forecast([text for text in read if len(text.chances) > 1], costs, source=subject.source.name)
     return max(rates[1:], key=lambda rate: rate.tokens_per_second).gamma
 
@@ -73,8 +73,8 @@ def main() -> None:
     parser.add_argument("--quantization", choices=["int8", "int4"])
     args = parser.parse_args()
     spec = {"id": load_path(TARGET)} | ({"quantization": args.quantization} if args.quantization else {})
-    source = DraftModel(load_path(DRAFT))
-    config = make_config({"target": spec, "draft": [NGram(), source], "kv_memory": KV})
+    lookup, source = sources(load_path(DRAFT))
+    config = make_config({"target": spec, "draft": [lookup, source], "kv_memory": KV})
     models = aside(lambda: load_models(config))
     rows, ratios = [], []
     with Generator.from_config(lend(config, models, take=True)) as generator:

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 import transformers
 
-from fastdraft import DraftModel, Generator, Model, NGram
+from fastdraft import Generator, Model
 from fastdraft.models.store import load_path
 from fastdraft.results import Completion
 from fastdraft.timing import median
 from tests.benchmarks.harness import aside
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.report import save
-from tests.benchmarks.servers.serve_fastdraft import KV
+from tests.benchmarks.servers.serve_fastdraft import KV, VOCABULARY, sources
 from tests.benchmarks.workloads import prompts, take
 
 WIDTH = {"bf16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 64}  # bytes a weight; int4 with scale and zero for each 64
@@ -42,12 +42,14 @@ def read_rate() -> float:
     return best
 
 
-def linear_weights(name: str) -> int:
-    """Weights of all linear layers of a model, its output layer included."""
+def linear_weights(name: str, vocabulary: int | None = None) -> int:
+    """Weights of all linear layers of a model, its output layer included, or as much of it as makes so many tokens."""
     build: Any = transformers.AutoModelForCausalLM.from_config
     with torch.device("meta"):
         model = build(transformers.AutoConfig.from_pretrained(load_path(name)))
-    return sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    head = model.get_output_embeddings()
+    dropped = 0 if vocabulary is None else max(0, head.out_features - vocabulary) * head.in_features
+    return sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear)) - dropped
 
 
 def spent(completions: Sequence[Completion[Any]]) -> dict[str, float]:
@@ -79,12 +81,12 @@ def main() -> None:
     parser.add_argument("--gammas", nargs="*", default=["auto", "0", "4", "8"])
     parser.add_argument("--draft-form", choices=sorted(WIDTH), default="int4", help="of its steps of one row")
     args = parser.parse_args()
-    target_weights, draft_weights = (linear_weights(name) for name in PAIR)
+    target_weights, draft_weights = linear_weights(PAIR[0]), linear_weights(PAIR[1], VOCABULARY)
     rates, rows = [aside(read_rate)], []
     for form in args.forms:
         quantization = "none" if form == "bf16" else form
         target = Model(load_path(PAIR[0]), quantization=quantization)
-        with Generator(target, [NGram(), DraftModel(load_path(PAIR[1]))], kv_memory=KV) as generator:
+        with Generator(target, sources(load_path(PAIR[1])), kv_memory=KV) as generator:
             options: dict[str, Any] = {"max_tokens": args.tokens, "temperature": 0, "trace": True}
             for group in ("code", "qa"):
                 generator.generate(prompts(group, "fit")[0].messages, **options)  # to warm up

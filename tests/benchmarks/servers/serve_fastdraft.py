@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +23,15 @@ KV = "512MiB"
 VOCABULARY = 16384  # of the draft, the frequent tokens of the half that is not measured
 
 
+def sources(draft: str | Path) -> tuple[NGram, DraftModel]:
+    """What the Qwen pair drafts with, here and wherever it is measured."""
+    text = tuple(prompt.text for group in GROUPS for prompt in prompts(group, "fit"))
+    return NGram(), DraftModel(draft, vocabulary=VOCABULARY, text=text)
+
+
 def load(target: str, draft: str, quantization: str | None) -> tuple[Answer, dict[str, str]]:
     model: Any = Model(target, quantization=quantization)
-    text = tuple(prompt.text for group in GROUPS for prompt in prompts(group, "fit"))
-    generator = Generator(model, [NGram(), DraftModel(draft, vocabulary=VOCABULARY, text=text)], kv_memory=KV)
+    generator = Generator(model, sources(draft), kv_memory=KV)
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         # No end of sequence, as in transformers' min_new_tokens: every side makes the same number of tokens.
