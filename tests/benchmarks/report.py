@@ -63,9 +63,9 @@ def page(results: Mapping[str, Any]) -> str:
 INTRODUCTION = (
     "Qwen2.5-Coder-1.5B-Instruct with the 0.5B as draft, greedy, the same number of tokens from every side: an end of "
     "sequence does not end a run (transformers and fastdraft exclude it, llama.cpp and OpenVINO pass over it). Sides "
-    "run in turns on each prompt; figures are medians over turns, then geometric means over prompts. **Ratios are decode "
-    f"rates (tokens after the first over the time after it) over `{BASE}`** in the same run, by kind of prompt; time "
-    "to first token and end to end stand beside them. Nothing was tuned on these prompts: see "
+    "run in turns on each prompt; figures are medians over turns, then geometric means over prompts. **Ratios are "
+    f"decode rates (tokens after the first over the time after it) over `{BASE}`** in the same run, by kind of "
+    "prompt; time to first token and end to end stand beside them. Nothing was tuned on these prompts: see "
     "`tests/benchmarks/workloads.py`."
 )
 
