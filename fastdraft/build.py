@@ -116,16 +116,21 @@ def build(config: GeneratorConfig) -> Built:
         ConfigError: Options that cannot be met.
     """
     outcome: Future[Built] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(_build(config))
-        except BaseException as error:  # the caller's, whatever it is
-            outcome.set_exception(error)
-
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name="fastdraft-build", daemon=True).start()
-    return outcome.result()
+    threading.Thread(target=context.run, args=(_fulfil, outcome, config), name="fastdraft-build", daemon=True).start()
+    try:
+        return outcome.result()
+    finally:
+        del outcome  # it holds an error, whose frames hold it and all weights loaded so far
+
+
+def _fulfil(outcome: Future[Built], config: GeneratorConfig) -> None:
+    try:
+        outcome.set_result(_build(config))
+    except BaseException as error:  # the caller's, whatever it is
+        outcome.set_exception(error)
+    finally:
+        del outcome
 
 
 def _build(config: GeneratorConfig) -> Built:
@@ -205,7 +210,7 @@ def _build(config: GeneratorConfig) -> Built:
             )
         )
     controller = AdaptiveController(
-        _costs(config, target, drafts, kernels, runner, sources), stops=runner.device.type == "cpu"
+        _costs(config, target, drafts, kernels, heads, runner, sources), stops=runner.device.type == "cpu"
     )
     engine = Engine(runner, Chain(sources), controller, Limits(config.max_batch, CHUNK))
     # A shared block is copied before it is written: one block stays for the copy.
@@ -272,6 +277,7 @@ def _costs(
     target: Loaded,
     drafts: Mapping[str, Loaded],
     kernels: Mapping[str, str],
+    heads: Mapping[str, _Head],
     runner: Runner,
     sources: Sequence[Proposer],
 ) -> Costs:
@@ -284,21 +290,21 @@ def _costs(
     measured = load_or_measure(runner, _costs_key(config.target, target, kernels[""]), context=own)
     others = {
         name: load_or_measure(
-            model, _costs_key(specs[name], drafts[name], kernels[name]), context=context_of(drafts[name].model.config)
+            model,
+            _costs_key(specs[name], drafts[name], kernels[name], heads[name].kept),
+            context=context_of(drafts[name].model.config),
         )
         for name, model in models.items()
     }
     return Costs(measured, others)
 
 
-def _costs_key(spec: Model | Source, loaded: Loaded, kernels: str) -> str:
+def _costs_key(spec: Model | Source, loaded: Loaded, kernels: str, kept: Sequence[int] | None = None) -> str:
     """Names what was loaded, and how; empty for a model that was handed in, which may be anything."""
     given = spec if isinstance(spec, Model) else getattr(spec, "model", None)
     if given is None or given.loaded:
         return ""
-    head = loaded.model.get_output_embeddings()
-    size = getattr(head, "out_features", None)
-    return f"{given!r} {kernels} {size} {loaded.model.dtype} {loaded.model.config.to_json_string()}"
+    return f"{given!r} {kernels} {kept and len(kept)} {loaded.model.dtype} {loaded.model.config.to_json_string()}"
 
 
 def _load(spec: Model, config: GeneratorConfig) -> Loaded:

@@ -260,8 +260,8 @@ class Model(_Spec):
             generator's.
         device: Such as ``"cpu"`` or ``"cuda:0"``; None takes the generator's.
         quantization: ``"int8"`` or ``"int4"`` rounds the weights; ``"none"`` keeps their values; ``"auto"`` takes what
-            runs fastest here. None keeps a target's values, and is ``"auto"`` for a draft model on a CPU. A borrowed
-            model runs as it is.
+            runs fastest here, which may differ by row count, so a target refuses it. None keeps a target's values, and
+            is ``"auto"`` for a draft model on a CPU. A borrowed model runs as it is.
         trust_remote_code: Passed to transformers.
         kwargs: Further keywords for ``from_pretrained``.
     """
@@ -345,10 +345,17 @@ class DraftModel(_Spec):
     def _one_text(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("vocabulary", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError(f"vocabulary is {value!r}, expected 'auto', a number of tokens >= 1, or token ids")
+        return value
+
     @field_validator("vocabulary")
     @classmethod
     def _some_tokens(cls, value: int | str | tuple[int, ...] | None) -> int | str | tuple[int, ...] | None:
-        if isinstance(value, bool) or (isinstance(value, int) and value < 1) or value == ():
+        if (isinstance(value, int) and value < 1) or value == ():
             raise ValueError(f"vocabulary is {value!r}, expected 'auto', a number of tokens >= 1, or token ids")
         if isinstance(value, tuple) and min(value) < 0:
             raise ValueError(f"vocabulary holds {min(value)}, expected token ids >= 0")
@@ -434,6 +441,27 @@ class GeneratorConfig(_Spec):
             return ()
         items = value if isinstance(value, list | tuple) else (value,)
         return tuple(_as_source(item) for item in items)
+
+    @field_validator("target")
+    @classmethod
+    def _one_precision(cls, value: Model) -> Model:
+        if value.quantization == "auto":
+            raise ValueError(
+                "quantization='auto' was asked for the target, but its results may not depend on how many rows are "
+                "computed together; name 'int8' or 'int4', or leave it out"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _nothing_taken_is_shared(self) -> GeneratorConfig:
+        models = [self.target, *(source.model for source in self.draft if isinstance(source, DraftModel))]
+        for model in models:
+            if model.loaded and model.take and sum(other.id is model.id for other in models) > 1:
+                raise ValueError(
+                    f"{model.label} is handed over with take=True and also used a second time; a model that is handed "
+                    "over may be changed, so load another one"
+                )
+        return self
 
     @field_validator("draft")
     @classmethod

@@ -582,6 +582,53 @@ def test_a_loaded_model_is_not_converted(model, words):
     assert model.dtype == torch.float32
 
 
+@pytest.mark.parametrize("quantization", ["int3", "INT8", 8, True, ""])
+def test_an_unknown_quantization(model, words, whole, quantization):
+    said = ("quantization", f"{quantization!r}", "'int8'", "'none'")
+    for fields in (
+        {"target": {"id": str(whole), "quantization": quantization}},
+        {"target": whole, "draft": {"kind": "draft_model", "model": {"id": str(whole), "quantization": quantization}}},
+    ):
+        not_built(ConfigError, lambda: Generator(**fields), *said)  # noqa: B023
+
+
+def test_a_borrowed_model_is_not_quantised(model, words):
+    for quantization in ("int8", "int4", "auto"):
+        asked = {"id": model, "quantization": quantization}
+        said = (quantization, "borrowed", "take=True")
+        not_built(ConfigError, lambda: Generator(asked, None, tokenizer=words), *said)  # noqa: B023
+        draft = {"kind": "draft_model", "model": asked}
+        not_built(ConfigError, lambda: Generator(model, draft, tokenizer=words), *said)  # noqa: B023
+    Generator(Model(model, quantization="none"), None, tokenizer=words).close()
+
+
+VOCABULARIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "0": ({"vocabulary": 0}, ("vocabulary", "0", ">= 1", "'auto'")),
+    "-1": ({"vocabulary": -1}, ("vocabulary", "-1", ">= 1", "'auto'")),
+    "True": ({"vocabulary": True}, ("vocabulary", "True", "'auto'")),
+    "1.5": ({"vocabulary": 1.5}, ("vocabulary", "1.5")),
+    "no ids": ({"vocabulary": ()}, ("vocabulary", "()", "token ids")),
+    "a negative id": ({"vocabulary": (5, -2)}, ("vocabulary", "-2", ">= 0")),
+    "ids that are words": ({"vocabulary": ("the", "a")}, ("vocabulary", "the")),
+    "a word": ({"vocabulary": "most"}, ("vocabulary", "most", "auto")),
+    "an id beyond": ({"vocabulary": (5, 320)}, ("draft_model", "320", "share 320", "under 320")),
+    "text for nothing": ({"text": "some"}, ("text", "vocabulary", "'auto'")),
+    "text beside ids": ({"text": ["some"], "vocabulary": (5, 6)}, ("text", "vocabulary", "'auto'")),
+    "bytes as text": ({"text": 5, "vocabulary": 9}, ("text", "5")),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_drafts_vocabulary(model, words, name):
+    fields, said = VOCABULARIES[name]
+    draft = {"kind": "draft_model", "model": {"id": model}} | fields
+    with Forwards(model) as seen:
+        error = not_built(ConfigError, lambda: Generator(model, draft, tokenizer=words), *said)
+    assert error.hint or "expected" in str(error) or "should be" in str(error) or "nothing counts" in str(error)
+    if name != "an id beyond":  # how many tokens two models share is known once both are loaded and checked
+        assert seen.count == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -700,3 +747,14 @@ def test_hints_are_part_of_the_message(gen):
     assert caught.value.hint
     assert caught.value.hint in str(caught.value)
     assert json.dumps(str(caught.value))
+
+
+def test_a_target_keeps_one_precision() -> None:
+    with pytest.raises(ConfigError, match="rows are computed together"):
+        Generator(Model("somewhere", quantization="auto"), None)
+
+
+def test_a_model_that_is_handed_over_is_used_once() -> None:
+    shared = tiny.model("llama")
+    with pytest.raises(ConfigError, match="load another one"):
+        Generator(shared, DraftModel(Model(shared, take=True)), tokenizer=tiny.tokenizer())

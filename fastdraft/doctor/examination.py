@@ -213,8 +213,10 @@ def _rate(runs: Sequence[Run]) -> float | None:
 
 def _live(expected: Rate, runs: Sequence[Sequence[Run]]) -> Live:
     measured = mean_rate([_rate(each) for each in runs], [len(each[0].tokens) for each in runs])
+    if measured is None:  # every answer came whole with its first round: there is no time after it
+        measured = fmean(len(run.tokens) / run.total for each in runs for run in each)
     first = fmean(median([run.first for run in each]) for each in runs)
-    return Live(expected.gamma, expected.tokens_per_second, measured or 0.0, first)
+    return Live(expected.gamma, expected.tokens_per_second, measured, first)
 
 
 def _rollback(costs: Costs, source: str, gamma: int) -> float:

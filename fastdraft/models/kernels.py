@@ -66,6 +66,8 @@ def fasten(model: PreTrainedModel, quantization: Quantization, *, label: str, so
 
 def _on_cpu(model: PreTrainedModel, quantization: Quantization, label: str, source: str) -> str:
     _own_small_tensors(model)
+    if not any(True for _ in sites(model)):
+        return "plain"
     if quantization == "none":
         return "prepacked" if prepack(model, label) else "plain"
     try:

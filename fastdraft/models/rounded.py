@@ -93,7 +93,8 @@ class RoundedWeights:
                 self._shards.clear()  # layers come in order: one shard is mapped at a time
                 self._shards[shard] = safe_open(self._folder / shard, framework="pt")
             file = self._shards[shard]
-            return {key.rpartition("/")[2]: file.get_tensor(key) for key in file.keys() if key.startswith(f"{name}/")}  # noqa: SIM118
+            mine = [key for key in file.keys() if key.startswith(f"{name}/")]  # noqa: SIM118
+            return {key.rpartition("/")[2]: file.get_tensor(key) for key in mine} or None
         except (OSError, SafetensorError) as error:
             self._discard(error)
             return None

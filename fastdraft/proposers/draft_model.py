@@ -164,8 +164,10 @@ class DraftModelProposer:
     def _catch_up(self, requests: Sequence[Request], limits: Sequence[int], forwards: list[Forward]) -> list[int]:
         """Feeds what tables lack, at most one chunk a request and round; returns who can draft in this round.
 
-        A long prompt is caught up with over several rounds. Whether a request drafts depends on its own tokens alone:
-        a budget shared with batch mates would make a lossy output's law depend on who else runs.
+        A long prompt is caught up with over several rounds, but at once where gamma is fixed: how much of it a reused
+        prefix spares would else decide which rounds draft, and a seeded call would not repeat. Whether a request drafts
+        depends on its own tokens alone: a budget shared with batch mates would make a lossy output's law depend on who
+        else runs.
         """
         ready = []
         for i, request in enumerate(requests):
@@ -173,11 +175,13 @@ class DraftModelProposer:
                 continue
             table = self._tables[request]
             lag = len(request.tokens) - table.length
-            if lag > _PACKED:  # by itself, all but the token that the first draft is drawn after
+            while lag > _PACKED:  # by itself, all but the token that the first draft is drawn after
                 fed = min(lag - 1, self._chunk)
                 forwards.append(Forward(fed, 0, table.length))
                 self.runner.forward([Feed(request.tokens[table.length : table.length + fed])], [table], [0])
                 lag -= fed
+                if request.params.gamma == "auto":
+                    break
             if lag <= _PACKED:
                 ready.append(i)
         return ready
