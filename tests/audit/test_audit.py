@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import fastdraft.engine
+import fastdraft.outcome
 from fastdraft import ConfigError, DraftModel, NGram, SamplingParams
 from fastdraft.audit import AuditReport, Greedy, Sampled, audit
 from fastdraft.round import Verdict
@@ -168,13 +169,13 @@ def test_a_truncation_that_is_not_applied_is_found(examine: Any, monkeypatch: py
 
 
 def test_an_engine_that_computes_another_model_is_found(examine: Any, monkeypatch: pytest.MonkeyPatch):
-    honest = fastdraft.engine.logprobs
+    honest = fastdraft.outcome.logprobs
 
     def off(*arguments: Any) -> Any:
         chosen_R, *rest = honest(*arguments)
         return chosen_R + 0.1, *rest
 
-    monkeypatch.setattr(fastdraft.engine, "logprobs", off)
+    monkeypatch.setattr(fastdraft.outcome, "logprobs", off)
     report = examine(tokens=200)
     assert report.verdict == "lossy"
     assert "log-probabilities are 0.1 off" in report.summary

@@ -57,7 +57,6 @@ def chosen(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
         ("none", ("prepacked",)),
         ("int8", ("int8",)),
         ("int4", ("int4",)),
-        ("auto", ("int8", "int4", *MIXED)),
     ],
 )
 def test_the_log_says_what_runs_on_a_target(
