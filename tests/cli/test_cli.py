@@ -225,7 +225,8 @@ def test_an_error_is_one_red_line_and_ends_with_1():
 
 
 def test_demo_colours_accepted_drafts_and_proves_that_outputs_are_equal(smollm2_path: Path):
-    result = call("demo", "--max-tokens", "24", env=COLOUR)
+    # Fixed: left to itself, the draft length follows the clock.
+    result = call("demo", "--max-tokens", "24", "--gamma", "8", env=COLOUR)
     assert result.exit_code == 0
     answer = result.stdout.split("Answer", 1)[1].split("tokens by the target", 1)[0]
     drafted = "".join(re.findall(rf"{re.escape(ACCEPTED)}(.*?)\x1b\[0m", answer, re.DOTALL))
