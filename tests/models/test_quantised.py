@@ -143,6 +143,17 @@ def test_what_is_not_finite_stays_in_its_row(fine: bool) -> None:
     assert torch.equal(y[0, [0, 1, 3, 4]], clean[0, [0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_an_int4_rows_bits_are_the_same_alone_and_in_every_company(outputs: int, inputs: int) -> None:
+    layer = int4(normal(outputs, inputs, seed=1), normal(outputs, seed=3))
+    mine = normal(1, 1, inputs, seed=2, dtype=torch.bfloat16)
+    alone = layer(mine)
+    for count in (2, 3, 4, 5, 8, 9, 16, 33, 64):
+        company = normal(1, count, inputs, seed=count, dtype=torch.bfloat16)
+        company[:, -1] = mine[:, 0]
+        assert torch.equal(layer(company)[:, -1], alone[:, 0]), count
+
+
 @pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [*SHAPES, (7, 33)])
