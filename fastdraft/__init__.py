@@ -41,8 +41,8 @@ from fastdraft.results import Chunk, Completion, Metrics, SourceStats, Stats, To
 from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
-    from fastdraft.build import MemoryPlan, ModelPlan
     from fastdraft.generator import Generator
+    from fastdraft.memory import MemoryPlan, ModelPlan
     from fastdraft.models.pairing import Pairing
     from fastdraft.streams import AsyncStream, Stream
 
@@ -52,8 +52,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncStream": "fastdraft.streams",
     "Generator": "fastdraft.generator",
-    "MemoryPlan": "fastdraft.build",
-    "ModelPlan": "fastdraft.build",
+    "MemoryPlan": "fastdraft.memory",
+    "ModelPlan": "fastdraft.memory",
     "Pairing": "fastdraft.models.pairing",
     "Stream": "fastdraft.streams",
 }

@@ -258,9 +258,13 @@ class Engine:
         for runner in self.runners.values():
             runner.pool.clear_prefixes()
 
+    def close(self) -> None:
+        """Lets the sources keep what is to outlive the engine; nothing runs any more."""
+        self._chain.close()
+
     def metrics(self) -> Metrics:
         """A snapshot."""
-        pools = [s.runner.pool for s in self._chain.sources if isinstance(s, DraftModelProposer)]
+        pools = [source.runner.pool for source in self.drafts.values()]
         return Metrics(
             running=len(self.scheduler.running),
             queued=len(self.scheduler.waiting),

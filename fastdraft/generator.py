@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from tqdm.auto import tqdm
 
-from fastdraft.build import MemoryPlan, build, plan_memory
+from fastdraft.build import build
 from fastdraft.config import (
     CallOptions,
     DraftModel,
@@ -27,6 +27,7 @@ from fastdraft.config import (
 from fastdraft.engine import Engine
 from fastdraft.errors import ConfigError, FastDraftError, ForkedProcessError
 from fastdraft.intake import Ask
+from fastdraft.memory import MemoryPlan, plan_memory
 from fastdraft.models.pairing import Pairing
 from fastdraft.request import Event, Request
 from fastdraft.results import Completion, Metrics

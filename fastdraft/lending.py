@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 
+from fastdraft.aside import aside
 from fastdraft.config import DraftModel, GeneratorConfig, Model
 from fastdraft.models.loading import Loaded, load_model
 
@@ -13,7 +12,7 @@ __all__ = ["lend", "load_models"]
 
 
 def load_models(config: GeneratorConfig, *, progress: bool = False) -> list[Loaded]:
-    """The target, then the draft models, as a generator would load them: in a thread that ends, see `fastdraft.build`.
+    """The target, then the draft models, as a generator would load them; aside, as `fastdraft.aside` says.
 
     Raises:
         ModelLoadError: Files that are missing or broken.
@@ -24,8 +23,7 @@ def load_models(config: GeneratorConfig, *, progress: bool = False) -> list[Load
     def load() -> list[Loaded]:
         return [load_model(spec, device=config.device, dtype=config.dtype, progress=progress) for spec in specs]
 
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(copy_context().run, load).result()
+    return aside(load)
 
 
 def lend(config: GeneratorConfig, models: Sequence[Loaded], *, take: bool = False) -> GeneratorConfig:
@@ -34,13 +32,13 @@ def lend(config: GeneratorConfig, models: Sequence[Loaded], *, take: bool = Fals
     Args:
         config: What they were loaded from.
         models: Of `load_models`.
-        take: Hand those over that came from files: the generator then gives them the kernels and the quantisation that
-            the config asks for, and who reads them reads that.
+        take: Hand those over that came from files or were handed over: the generator then gives them the kernels and
+            the quantisation that the config asks for, and who reads them reads that.
     """
     left = iter(models)
 
     def lent(spec: Model) -> Model:
-        ours = take and not spec.loaded
+        ours = take and (not spec.loaded or spec.take)
         return Model(
             next(left).model,
             take=ours,

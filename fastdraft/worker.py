@@ -153,6 +153,7 @@ class Worker:
             errand(engine)
         for request in engine.everyone():
             engine.stop(request, "cancelled")
+        engine.close()
         self._engine = None
 
     def _round(self, engine: Engine) -> None:

@@ -22,7 +22,7 @@ LAYERS = (
     ("timing", "forecast", "lending"),
     ("",),  # fastdraft/__init__.py, the public face
     ("generator",),
-    ("build", "worker", "streams", "intake"),
+    ("build", "worker", "streams", "intake", "memory"),
     ("engine",),
     ("scheduler", "proposers"),
     ("models",),
@@ -32,15 +32,15 @@ LAYERS = (
     ("sampling", "control", "constraints", "prompt", "text", "kv", "kv.pool", "kv.table"),
     ("round", "results", "trace", "metrics", "precedence", "workload"),
     ("config",),
-    ("errors", "_log"),
+    ("errors", "_log", "aside"),
 )
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-HELPERS = {"build", "worker", "streams", "intake"}  # one level, yet free to import each other
+HELPERS = {"build", "worker", "streams", "intake", "memory"}  # one level, yet free to import each other
 FOLDERS = ("kv",)  # whose files stand on different levels, so that each is named
 NO_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 
 TORCH_FREE = {
-    *("", "errors", "_log", "config", "results", "round", "trace", "precedence", "kv", "kv.pool", "kv.table"),
+    *("", "errors", "_log", "aside", "config", "results", "round", "trace", "precedence", "kv", "kv.pool", "kv.table"),
     *("request", "control", "testing", "workload", "forecast"),
 }
 HEAVY = {"torch", "transformers"}

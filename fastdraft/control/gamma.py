@@ -12,7 +12,6 @@ says more than whether it was then accepted.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 
 __all__ = ["EDGES", "MOST", "Acceptance", "Lean", "expected_tokens"]
@@ -129,11 +128,6 @@ def expected_tokens(acceptance: Sequence[float], gamma: int) -> float:
         reach *= acceptance[min(i, len(acceptance) - 1)]
         tokens += reach
     return tokens
-
-
-def level_of(confidence: float) -> int:
-    """The level of a largest probability."""
-    return bisect_right(EDGES, confidence)
 
 
 def _add(cell: list[float], value: float) -> None:

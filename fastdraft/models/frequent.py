@@ -58,9 +58,12 @@ class Frequencies:
         """Counts tokens of a finished call; saved now and then."""
         self._new.update(tokens)
         if self._new.total() >= _SAVE_EVERY:
-            self._save()
+            self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Adds the new counts to the file; without room for it they are lost."""
+        if not self._new:
+            return
         draft: Path = self._path.with_name(f"{uuid.uuid4().hex}.part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from fastdraft.models.rounded import RoundedWeights, fingerprint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Quantization", "fasten", "is_quantised"]
+__all__ = ["Quantization", "fasten"]
 
 _log = get_logger(__name__)
 
@@ -32,12 +32,6 @@ Quantization: TypeAlias = Literal["auto", "int8", "int4", "none"]
 _FEW = (1, 2, 4, 8)  # row counts at which int4 may beat int8
 _CACHE = 1 << 26  # bytes that push a layer out of a processor's caches, as the model's other layers do
 _MANY = 64
-_MARK = "_fastdraft_quantised"
-
-
-def is_quantised(model: nn.Module) -> bool:
-    """Whether `fasten` gave a model quantised layers."""
-    return _MARK in model.__dict__
 
 
 @torch.inference_mode()
@@ -66,13 +60,12 @@ def fasten(model: PreTrainedModel, quantization: Quantization, *, label: str, so
 
 def _on_cpu(model: PreTrainedModel, quantization: Quantization, label: str, source: str) -> str:
     _own_small_tensors(model)
-    if not any(True for _ in sites(model)):
+    if next(sites(model), None) is None:
         return "plain"
     if quantization == "none":
         return "prepacked" if prepack(model, label) else "plain"
-    try:
-        few = _rows_for_int4(model) if quantization == "auto" else {"int8": 0, "int4": _MANY}[quantization]
-        _quantise(model, few, fingerprint(model, source), fine=quantization == "int8")
+    try:  # on a layer of its own: what fails later is no missing kernel, and half a model is none
+        few = _rows_for_int4(model) if quantization == "auto" else _try(quantization)
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         if quantization != "auto":
             raise ConfigError(
@@ -81,8 +74,8 @@ def _on_cpu(model: PreTrainedModel, quantization: Quantization, label: str, sour
             ) from error
         _log.warning("quantization_unavailable", model=label, reason=str(error))
         return "prepacked" if prepack(model, label) else "plain"
+    _quantise(model, few, fingerprint(model, source), fine=quantization == "int8")
     prepack(model, label)  # shapes that int4 has no kernel for
-    model.__dict__[_MARK] = True
     return "int8" if not few else "int4" if few == _MANY else f"int4 up to {few} rows, then int8"
 
 
@@ -92,7 +85,6 @@ def _on_cuda(model: PreTrainedModel, quantization: Quantization) -> str:
     from fastdraft.models.torchao import quantise
 
     quantise(model, quantization)
-    model.__dict__[_MARK] = True
     return f"{quantization} (torchao)"
 
 
@@ -131,12 +123,8 @@ def _quantise(model: PreTrainedModel, few: int, key: str | None, *, fine: bool) 
 
         def make(site: Site) -> nn.Module | None:
             few_rows = layer(site, "int4") if few else None
-            if few_rows is None and few == _MANY:
-                return None
-            if few == _MANY:
-                return few_rows
             # A head only ever sees the rows of a step.
-            if few_rows is not None and is_head(site):
+            if few == _MANY or (few_rows is not None and is_head(site)):
                 return few_rows
             many_rows = layer(site, "int8")
             if few_rows is None or many_rows is None:
@@ -144,6 +132,18 @@ def _quantise(model: PreTrainedModel, few: int, key: str | None, *, fine: bool) 
             return MixedLinear(few_rows, many_rows, few)  # type: ignore[arg-type]
 
         replace(model, make)
+
+
+def _try(rounding: Rounding) -> int:
+    """Runs a small layer once; up to how many rows int4 is asked for."""
+    weight_NK = torch.ones(64, 64, dtype=torch.bfloat16)
+    if rounding == "int8":
+        Int8Linear(round_int8(weight_NK), None)(weight_NK[:1])
+        return 0
+    rounded = round_int4(weight_NK)
+    assert rounded is not None
+    Int4Linear(rounded, None)(weight_NK[:1])
+    return _MANY
 
 
 def _narrows(site: Site) -> bool:

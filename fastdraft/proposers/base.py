@@ -48,3 +48,7 @@ class Proposer(Protocol):
     def forget(self, request: Request) -> None:
         """Frees all that is held for a request; harmless for an unknown one."""
         ...
+
+    def close(self) -> None:
+        """Keeps what is to outlive the generator."""
+        ...

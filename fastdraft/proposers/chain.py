@@ -33,8 +33,9 @@ class Chain:
         self.sources = tuple(sources)
 
     def offers(self, request: Request) -> list[Offer]:
-        """What each source could draft for a request."""
-        return [source.offer(request) for source in self.sources]
+        """What each source that a request admits could draft for it."""
+        named = request.params.source
+        return [source.offer(request) for source in self.sources if named in (None, source.name)]
 
     def propose(self, requests: Sequence[Request], plans: Sequence[Plan], empty: Draft) -> Drafted:
         """A draft for each request from its planned source.
@@ -65,3 +66,8 @@ class Chain:
         """Tells every source."""
         for source in self.sources:
             source.forget(request)
+
+    def close(self) -> None:
+        """Tells every source."""
+        for source in self.sources:
+            source.close()

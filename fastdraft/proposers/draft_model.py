@@ -246,6 +246,11 @@ class DraftModelProposer:
             if self._frequencies is not None:
                 self._frequencies.add(request.generated)
 
+    def close(self) -> None:
+        """Saves what was counted."""
+        if self._frequencies is not None:
+            self._frequencies.save()
+
 
 def _flags(values: object) -> Tensor:
     return torch.tensor(list(values), dtype=torch.bool)  # type: ignore[call-overload]

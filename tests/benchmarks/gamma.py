@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastdraft import Generator
+from fastdraft.aside import aside
 from fastdraft.config import make_config
 from fastdraft.control.costs import Costs
 from fastdraft.control.gamma import MOST
@@ -25,7 +26,6 @@ from fastdraft.lending import lend, load_models
 from fastdraft.models.store import load_path
 from fastdraft.timing import median
 from tests.benchmarks.figures import geometric
-from tests.benchmarks.harness import aside
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.report import save
 from tests.benchmarks.servers.serve_fastdraft import KV, sources

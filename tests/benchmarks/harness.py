@@ -12,7 +12,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +25,6 @@ from fastdraft.timing import Run, interleave, median, time_call
 __all__ = [
     "Clock",
     "Run",
-    "aside",
     "bars",
     "interleave",
     "median",
@@ -85,12 +83,6 @@ def run_transformers(model: Any, ids: Sequence[int], tokens: int, **options: Any
 def run_ours(generator: fastdraft.Generator, ids: Sequence[int], tokens: int, **options: Any) -> Run:
     """Ours, greedy, with no prefix left from an earlier run."""
     return time_call(generator, list(ids), **{"temperature": 0, "max_tokens": tokens, "ignore_eos": True} | options)
-
-
-def aside(work: Callable[[], T]) -> T:
-    """Runs in a thread that ends, and with it its OpenMP team: a second one beside a generator's slows every kernel."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
 
 
 def workload(file: str, key: Callable[[Any], str], picks: Sequence[int]) -> list[str]:

@@ -21,9 +21,9 @@ import torch
 import transformers
 
 from fastdraft import DraftModel, Generator, Model, NGram
+from fastdraft.aside import aside
 from fastdraft.models.store import load_path
 from fastdraft.timing import interleave, median, time_call
-from tests.benchmarks.harness import aside
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.report import save
 from tests.benchmarks.servers.serve_fastdraft import KV

@@ -18,10 +18,10 @@ import torch
 import transformers
 
 from fastdraft import Generator, Model
+from fastdraft.aside import aside
 from fastdraft.models.store import load_path
 from fastdraft.results import Completion
 from fastdraft.timing import median
-from tests.benchmarks.harness import aside
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.report import save
 from tests.benchmarks.servers.serve_fastdraft import KV, VOCABULARY, sources

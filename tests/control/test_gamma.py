@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fastdraft.control.gamma import EDGES, MOST, Acceptance, Lean, expected_tokens, level_of
+from fastdraft.control.gamma import MOST, Acceptance, Lean, expected_tokens
 
 
 def test_expected_tokens() -> None:
@@ -45,11 +45,6 @@ def test_the_past_fades() -> None:
     for _ in range(300):
         acceptance.observe([0.0], [])
     assert acceptance.curve[0] < 0.05
-
-
-def test_levels_divide_confidence() -> None:
-    assert level_of(0.0) == 0 and level_of(1.0) == len(EDGES)
-    assert [level_of(edge) for edge in EDGES] == list(range(1, len(EDGES) + 1))
 
 
 def test_each_level_is_learnt_by_itself() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from fastdraft import ConfigError, DraftModel, Generator, Model
-from fastdraft.models.kernels import fasten, is_quantised
+from fastdraft.models.kernels import fasten
 from fastdraft.models.prepacked import PrepackedLinear
 from tests import tiny
 from tests.test_greedy import ARCHITECTURES
@@ -94,7 +94,6 @@ def test_a_borrowed_model_runs_as_it_is(tmp_path: Path, caplog: pytest.LogCaptur
         greedy(generator, gamma=2)
     assert not chosen(caplog)
     assert [type(module) for module in model.modules()] == kinds
-    assert not is_quantised(model)
 
 
 @pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
@@ -112,7 +111,6 @@ def test_plain_weights_are_gone_and_the_embedding_stays(quantization: Any, tie: 
     alive = [weight() for weight in weights if weight() is not None]
     assert alive == ([model.get_input_embeddings().weight] if tie else [])
     assert (head() is not None) == tie
-    assert is_quantised(model) == (quantization != "none")
     ids = torch.tensor([PROMPT])
     assert torch.equal(model.get_input_embeddings()(ids), plain.get_input_embeddings()(ids))
     with torch.inference_mode():
