@@ -6,7 +6,8 @@ A batch is one packed row. The token axis of one forward, and who owns what:
     positions | 7 . . . 11| 93| 0 1 2 |          span.past, span.past + 1, ...
     slots     | slots_T: the pool row each fed token's key and value is written to
 
-A sequence reads positions 0 .. past + rows - 1 of its own blocks; queries align to the end (bottom right).
+A sequence reads positions 0 .. past + rows - 1 of its own blocks; queries align to the end (bottom right). A backend
+may read to the end of the last block and mask the rest: what lies there is finite.
 
 Shapes: T fed tokens, S slots of the pool, H query heads, N key/value heads, D head size, L positions read.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Span(NamedTuple):
         rows: Its fed tokens.
         past: Its positions in KV before this forward.
         start: The slot of position 0 when its blocks are consecutive, else None.
-        slots_L: The slot of each position when they are not, else None.
+        slots_L: The slot of each position when they are not, to the end of the last block; else None.
     """
 
     first: int
@@ -51,13 +52,13 @@ class Step:
         slots_T: Slot each packed token is written to.
         positions_T: Absolute position of each packed token.
         spans: One a sequence, in packed order.
-        masks: Filled by the backend; the layers of a forward share them.
+        shared: The backend's own, by window: what the layers of a forward have in common.
     """
 
     slots_T: Tensor
     positions_T: Tensor
     spans: tuple[Span, ...]
-    masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
+    shared: dict[int | None, Any] = field(default_factory=dict)
 
 
 class AttentionBackend(Protocol):
@@ -118,7 +119,7 @@ def make_step(tables: Sequence[Table], counts: Sequence[int], block_size: int, d
         else:
             start = None
             block_L = torch.tensor(used, device=device)[:, None] * block_size
-            slots_L = (block_L + torch.arange(block_size, device=device)).flatten()[: past + count]
+            slots_L = (block_L + torch.arange(block_size, device=device)).flatten()
             slots += [used[p // block_size] * block_size + p % block_size for p in fed]
         spans.append(Span(len(positions) - count, count, past, start, slots_L))
     return Step(

@@ -3,11 +3,18 @@
 The query heads that share a key/value head are packed into its rows, so keys and values are never repeated; a sequence
 whose blocks are consecutive is read through a view, without a copy.
 
+A token attends to the same bits whether it is fed alone or verified behind others. On a CPU the kernel's sums depend on
+how many positions it reads, and on its rows where fewer than four are left for a tile; so a few rows are read in pieces
+that end where a block ends, what lies beyond a row masked, and rows are filled up to a multiple of four.
+
 Shapes: T fed tokens, S slots, H query heads, N key/value heads, G query heads a key/value head, D head size,
-L positions read, Q = G x rows packed queries of a key/value head.
+L positions read, R rows of a piece, Q = G x R packed queries of a key/value head, and those that fill them up.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +23,9 @@ from torch.nn import functional as F
 from fastdraft.attention.base import Span, Step
 
 __all__ = ["SdpaAttention"]
+
+_FEW = 17  # rows of the longest verify
+_TILE = 4  # the kernel's products of fewer rows sum in another order
 
 
 class SdpaAttention:
@@ -35,35 +45,78 @@ class SdpaAttention:
         softcap: float | None,
     ) -> Tensor:
         """See the protocol."""
-        heads, size = v_SND.shape[1], v_SND.shape[2]
+        heads = v_SND.shape[1]
         groups = q_THD.shape[1] // heads
-        out_THD = q_THD.new_empty(q_THD.shape[0], q_THD.shape[1], size)
-        for index, span in enumerate(step.spans):
-            low = 0 if window is None else max(0, span.past - window + 1)
-            k_NLD = _read(k_SND, span, low).transpose(0, 1)
-            v_NLD = _read(v_SND, span, low).transpose(0, 1)
-            rows_THD = q_THD[span.first : span.first + span.rows]
-            if span.past == 0 and softcap is None and (window is None or span.rows <= window):
-                out_THD[span.first : span.first + span.rows] = _first_chunk(rows_THD, k_NLD, v_NLD, scaling)
+        if window not in step.shared:
+            step.shared[window] = [
+                _with_mask(piece, window, groups, q_THD)
+                for span in step.spans
+                for piece in _pieces(span, window, self.block_size)
+            ]
+        out = []
+        for piece, mask_QL in step.shared[window]:
+            k_NLD, v_NLD = _read(k_SND, piece).transpose(0, 1), _read(v_SND, piece).transpose(0, 1)
+            rows_RHD = q_THD[piece.first : piece.first + piece.rows]
+            if piece.whole and softcap is None:
+                out.append(_first_chunk(rows_RHD, k_NLD, v_NLD, scaling))
                 continue
-            q_NQD = rows_THD.unflatten(1, (heads, groups)).permute(1, 2, 0, 3).flatten(1, 2)
-            key = (index, window)
-            if key not in step.masks:
-                step.masks[key] = _mask(span, low, window, groups, q_THD.device)
-            out_NQD = _scores_to_values(q_NQD, k_NLD, v_NLD, step.masks[key], scaling, softcap)
-            out_THD[span.first : span.first + span.rows] = (
-                out_NQD.unflatten(1, (groups, span.rows)).permute(2, 0, 1, 3).flatten(1, 2)
-            )
-        return out_THD
+            q_NQD = rows_RHD.unflatten(1, (heads, groups)).permute(1, 2, 0, 3).flatten(1, 2)
+            size = q_NQD.shape[1]
+            if missing := -size % _TILE:
+                q_NQD = F.pad(q_NQD, (0, 0, 0, missing))
+            out_NQD = _scores_to_values(q_NQD, k_NLD, v_NLD, mask_QL, scaling, softcap)[:, :size]
+            out.append(out_NQD.unflatten(1, (groups, piece.rows)).permute(2, 0, 1, 3).flatten(1, 2))
+        return out[0] if len(out) == 1 else torch.cat(out)
 
 
-def _read(pool_SND: Tensor, span: Span, low: int) -> Tensor:
-    """Positions low .. past + rows - 1 of one sequence: a view where its blocks are consecutive."""
-    high = span.past + span.rows
+class _Piece(NamedTuple):
+    """Rows of one sequence that read the same positions.
+
+    Attributes:
+        span: The sequence.
+        first: The first packed row.
+        rows: How many.
+        past: Position of the first row.
+        low, high: Positions that are read; those beyond a row are masked.
+        whole: The rows are all positions there are, none out of a window.
+    """
+
+    span: Span
+    first: int
+    rows: int
+    past: int
+    low: int
+    high: int
+    whole: bool
+
+
+def _pieces(span: Span, window: int | None, block: int) -> Iterator[_Piece]:
+    """A few rows in pieces whose bounds do not depend on the rows beside them, many as one piece."""
+    end = span.past + span.rows
+    if span.rows > _FEW:
+        low = 0 if window is None else max(0, span.past - window + 1)
+        whole = span.past == 0 and (window is None or span.rows <= window)
+        yield _Piece(span, span.first, span.rows, span.past, low, end, whole)
+        return
+    position = span.past
+    while position < end:
+        low, stop = 0, position // block * block + block
+        if window is not None and (reach := position - window + 1) > 0:
+            low = reach // block * block
+            stop = min(stop, low + block + window - 1)  # the first position that reads from the next block on
+        last = min(stop, end)
+        high = position // block * block + block
+        yield _Piece(span, span.first + position - span.past, last - position, position, low, high, False)
+        position = last
+
+
+def _read(pool_SND: Tensor, piece: _Piece) -> Tensor:
+    """The piece's positions, whatever their last block holds beyond its rows: a view of consecutive blocks."""
+    span = piece.span
     if span.start is not None:
-        return pool_SND[span.start + low : span.start + high]
+        return pool_SND[span.start + piece.low : span.start + piece.high]
     assert span.slots_L is not None
-    return pool_SND.index_select(0, span.slots_L[low:high])
+    return pool_SND.index_select(0, span.slots_L[piece.low : piece.high])
 
 
 def _first_chunk(q_THD: Tensor, k_NLD: Tensor, v_NLD: Tensor, scaling: float) -> Tensor:
@@ -71,31 +124,27 @@ def _first_chunk(q_THD: Tensor, k_NLD: Tensor, v_NLD: Tensor, scaling: float) ->
     q_HTD = q_THD.transpose(0, 1)
     gqa = q_HTD.shape[0] != k_NLD.shape[0]
     out = F.scaled_dot_product_attention(
-        q_HTD[None], k_NLD[None], v_NLD[None], is_causal=q_HTD.shape[1] > 1, scale=scaling, enable_gqa=gqa
+        q_HTD[None], k_NLD[None], v_NLD[None], is_causal=True, scale=scaling, enable_gqa=gqa
     )
     return out[0].transpose(0, 1)
 
 
-def _mask(span: Span, low: int, window: int | None, groups: int, device: torch.device) -> Tensor | None:
-    """True where a query may read, [Q, L]; None where it may read everything."""
-    high = span.past + span.rows
-    if span.rows == 1:
-        return None
-    query = torch.arange(span.past, high, device=device)[:, None]
-    place = torch.arange(low, high, device=device)[None]
-    allowed = place <= query
+def _with_mask(piece: _Piece, window: int | None, groups: int, like: Tensor) -> tuple[_Piece, Tensor]:
+    """The piece and what is added to its scores, [Q, L]: 0 where a query may read, else minus infinity."""
+    query = torch.arange(piece.past, piece.past + piece.rows, device=like.device)[:, None]
+    place = torch.arange(piece.low, piece.high, device=like.device)[None]
+    denied = place > query
     if window is not None:
-        allowed &= place > query - window
-    return allowed.repeat(groups, 1)
+        denied |= place <= query - window
+    mask_RL = torch.zeros(denied.shape, dtype=like.dtype, device=like.device).masked_fill_(denied, -torch.inf)
+    return piece, F.pad(mask_RL.repeat(groups, 1), (0, 0, 0, -groups * piece.rows % _TILE))
 
 
 def _scores_to_values(
-    q_NQD: Tensor, k_NLD: Tensor, v_NLD: Tensor, mask_QL: Tensor | None, scaling: float, softcap: float | None
+    q_NQD: Tensor, k_NLD: Tensor, v_NLD: Tensor, mask_QL: Tensor, scaling: float, softcap: float | None
 ) -> Tensor:
     if softcap is None:
         out = F.scaled_dot_product_attention(q_NQD[None], k_NLD[None], v_NLD[None], attn_mask=mask_QL, scale=scaling)
         return out[0]
-    scores_NQL = torch.tanh(q_NQD @ k_NLD.mT * (scaling / softcap)) * softcap
-    if mask_QL is not None:
-        scores_NQL = scores_NQL.masked_fill(~mask_QL, -torch.inf)
+    scores_NQL = torch.tanh(q_NQD @ k_NLD.mT * (scaling / softcap)) * softcap + mask_QL
     return torch.softmax(scores_NQL, -1, dtype=torch.float32).to(v_NLD.dtype) @ v_NLD

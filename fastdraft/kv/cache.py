@@ -41,7 +41,7 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        # Not zeroed: pages are touched when written, and nothing reads past a table's length.
+        # Not zeroed: pages are touched when they are taken.
         self.keys = [torch.empty(slots, n, k, dtype=dtype, device=device) for n, k, _ in layers]
         self.values = [torch.empty(slots, n, v, dtype=dtype, device=device) for n, _, v in layers]
         self._block_size = block_size
@@ -52,6 +52,14 @@ class PagedCache:
         for source, destination in pairs:
             for pool_SND in (*self.keys, *self.values):
                 pool_SND[destination * size : (destination + 1) * size] = pool_SND[source * size : (source + 1) * size]
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zeroes blocks that were taken: a kernel may read, and mask, what lies behind the last token of a block."""
+        if not blocks:
+            return
+        index_B = torch.tensor(blocks, device=self.keys[0].device)
+        for pool_SND in (*self.keys, *self.values):
+            pool_SND.view(-1, self._block_size, *pool_SND.shape[1:]).index_fill_(0, index_B, 0)
 
 
 class StepCache:

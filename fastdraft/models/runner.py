@@ -94,12 +94,16 @@ class Runner:
         return Table(self.pool)
 
     def reserve(self, table: Table, length: int) -> None:
-        """Makes positions up to ``length`` writable, copying shared blocks first.
+        """Makes positions up to ``length`` writable, copying shared blocks first; new blocks are zero.
 
         Raises:
             CacheFullError: The table is left as it was.
         """
-        self._cache.copy_blocks(table.reserve(length))
+        held = set(table.blocks)
+        copies = table.reserve(length)
+        held.update(copy for _, copy in copies)
+        self._cache.clear_blocks([block for block in table.blocks if block not in held])
+        self._cache.copy_blocks(copies)
 
     def forward(self, feeds: Sequence[Feed], tables: Sequence[Table], keep: Sequence[int]) -> Rows:
         """Runs the model once over all sequences and advances their tables.
