@@ -32,6 +32,7 @@ class Span(NamedTuple):
     Attributes:
         first: Its first packed row.
         rows: Its fed tokens.
+        drafted: How many of them, the last, are drafted.
         past: Its positions in KV before this forward.
         start: The slot of position 0 when its blocks are consecutive, else None.
         slots_L: The slot of each position when they are not, to the end of the last block; else None.
@@ -39,6 +40,7 @@ class Span(NamedTuple):
 
     first: int
     rows: int
+    drafted: int
     past: int
     start: int | None
     slots_L: Tensor | None
@@ -98,17 +100,22 @@ class AttentionBackend(Protocol):
         ...
 
 
-def make_step(tables: Sequence[Table], counts: Sequence[int], block_size: int, device: torch.device) -> Step:
+def make_step(
+    tables: Sequence[Table], counts: Sequence[int], drafted: Sequence[int], block_size: int, device: torch.device
+) -> Step:
     """Lays out one forward.
 
     Args:
         tables: One a sequence; positions up to ``length + count`` are reserved.
         counts: Tokens fed to each.
+        drafted: How many of them are drafted.
+        block_size: Tokens a block.
+        device: Of the model.
     """
     slots: list[int] = []
     positions: list[int] = []
     spans = []
-    for table, count in zip(tables, counts, strict=True):
+    for table, count, last in zip(tables, counts, drafted, strict=True):
         past, blocks = table.length, table.blocks
         fed = range(past, past + count)
         positions += fed
@@ -121,7 +128,7 @@ def make_step(tables: Sequence[Table], counts: Sequence[int], block_size: int, d
             block_L = torch.tensor(used, device=device)[:, None] * block_size
             slots_L = (block_L + torch.arange(block_size, device=device)).flatten()
             slots += [used[p // block_size] * block_size + p % block_size for p in fed]
-        spans.append(Span(len(positions) - count, count, past, start, slots_L))
+        spans.append(Span(len(positions) - count, count, last, past, start, slots_L))
     return Step(
         torch.tensor(slots, dtype=torch.int64, device=device),
         torch.tensor(positions, dtype=torch.int64, device=device),

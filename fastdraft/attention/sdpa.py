@@ -91,14 +91,14 @@ class _Piece(NamedTuple):
 
 
 def _pieces(span: Span, window: int | None, block: int) -> Iterator[_Piece]:
-    """A few rows in pieces whose bounds do not depend on the rows beside them, many as one piece."""
-    end = span.past + span.rows
+    """A few rows in pieces whose bounds do not depend on the rows beside them; more of a prompt as one piece."""
+    position, end = span.past, span.past + span.rows
     if span.rows > _FEW:
-        low = 0 if window is None else max(0, span.past - window + 1)
-        whole = span.past == 0 and (window is None or span.rows <= window)
-        yield _Piece(span, span.first, span.rows, span.past, low, end, whole)
-        return
-    position = span.past
+        rows = span.rows - span.drafted
+        low = 0 if window is None else max(0, position - window + 1)
+        whole = position == 0 and (window is None or rows <= window)
+        position += rows
+        yield _Piece(span, span.first, rows, span.past, low, position, whole)
     while position < end:
         low, stop = 0, position // block * block + block
         if window is not None and (reach := position - window + 1) > 0:

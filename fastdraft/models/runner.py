@@ -116,7 +116,8 @@ class Runner:
         Returns:
             Logits of the kept rows, packed in order.
         """
-        step = make_step(tables, [feed.size for feed in feeds], self._backend.block_size, self.device)
+        drafted = [feed.size - len(feed.tokens) for feed in feeds]
+        step = make_step(tables, [feed.size for feed in feeds], drafted, self._backend.block_size, self.device)
         index_R = torch.tensor(
             [
                 span.first + row

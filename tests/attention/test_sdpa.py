@@ -39,9 +39,16 @@ def _pool(blocks: int, heads: int, size: int, dtype: torch.dtype, scattered: boo
     return Pool(k_SND, v_SND, table)
 
 
-def _attend(pool: Pool, q_THD: Tensor, past: int, window: int | None = None, softcap: float | None = None) -> Tensor:
+def _attend(
+    pool: Pool,
+    q_THD: Tensor,
+    past: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    drafted: int = 0,
+) -> Tensor:
     pool.table.length = past
-    step = make_step([pool.table], [len(q_THD)], BLOCK, q_THD.device)
+    step = make_step([pool.table], [len(q_THD)], [drafted], BLOCK, q_THD.device)
     return SdpaAttention().attend(q_THD, pool.k_SND, pool.v_SND, step, scaling=0.2, window=window, softcap=softcap)
 
 
@@ -61,6 +68,17 @@ def test_a_row_has_the_same_bits_alone(
             together = _attend(pool, q_THD, past, window)
             alone = torch.cat([_attend(pool, q_THD[i : i + 1], past + i, window) for i in range(rows)])
             assert torch.equal(together, alone), (past, rows)
+
+
+@pytest.mark.parametrize("past", (0, 40))
+@pytest.mark.parametrize("window", (None, 24))
+def test_a_prompt_has_the_same_bits_with_a_draft_behind_it(past: int, window: int | None) -> None:
+    pool = _pool(12, 2, 64, torch.bfloat16)
+    q_THD = _normal(0, 97, 12, 64).bfloat16()
+    together = _attend(pool, q_THD, past, window, drafted=8)
+    assert torch.equal(together[:89], _attend(pool, q_THD[:89], past, window))
+    for row in range(89, 97):
+        assert torch.equal(together[row:][:1], _attend(pool, q_THD[row:][:1], past + row, window))
 
 
 @pytest.mark.parametrize("scattered", (False, True))
