@@ -28,6 +28,7 @@ Rounding: TypeAlias = Literal["int8", "int4"]
 GROUP = 64  # inputs that share a scale: at 32, scales are a fifth of all bytes read
 _SLICE = 1 << 23  # weights rounded at once: bounds what a whole vocabulary's layer takes while it is made
 _ZERO, _TOP = 128, 127.0
+_MIDDLE = _ZERO + 0.5  # the cast to uint8 cuts: half up
 _FINER = 254  # the second digit's steps in one of the first: what is left over is at most half a step
 
 
@@ -68,7 +69,6 @@ class Int8Linear(nn.Module):
         self._scale_N = rounded["scale"].clone()
         self._zero_N = torch.zeros(len(self._scale_N), dtype=torch.int32)
         self._bias_N = None if bias_N is None else bias_N.float()
-        self._middle = torch.tensor(_ZERO + 0.5)  # the cast to uint8 cuts: half up
         self._fine = fine
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,22 +76,20 @@ class Int8Linear(nn.Module):
         rows = x.shape[-2]
         x_TK = fill_rows(x)
         top_T1 = x_TK.abs().amax(-1, keepdim=True).float().clamp_(min=1e-30)
-        steps_T1 = _TOP / top_T1
-        digit_TK = torch.addcmul(self._middle, x_TK, steps_T1).to(torch.uint8)
+        steps_TK = x_TK.to(torch.float32, copy=True).mul_(_TOP / top_T1)
         if self._fine:
-            left_TK = torch.addcmul(digit_TK.float().sub_(_ZERO), x_TK, steps_T1, value=-1)
-            second_TK = torch.add(self._middle, left_TK, alpha=-_FINER).to(torch.uint8)
+            digit_TK = (steps_TK + _MIDDLE).to(torch.uint8)
+            left_TK = steps_TK.sub_(digit_TK).add_(_ZERO)
+            second_TK = left_TK.mul_(_FINER).add_(_MIDDLE).to(torch.uint8)
             both_TN = self._product(torch.cat([digit_TK, second_TK], -2))
             first_TN, second_TN = both_TN.tensor_split(2, -2)
-            y_TN = torch.add(first_TN, second_TN, alpha=1 / _FINER)
+            y_TN = first_TN.add_(second_TN, alpha=1 / _FINER)
         else:
-            y_TN = self._product(digit_TK)
-        out_TN = torch.empty_like(y_TN, dtype=x.dtype)
-        if self._bias_N is None:
-            torch.mul(y_TN, top_T1 * (1 / _TOP), out=out_TN)
-        else:
-            torch.addcmul(self._bias_N, y_TN, top_T1 * (1 / _TOP), out=out_TN)
-        return out_TN if rows >= FEW_ROWS else out_TN[..., :rows, :]
+            y_TN = self._product(steps_TK.add_(_MIDDLE).to(torch.uint8))
+        y_TN *= top_T1.mul_(1 / _TOP)
+        if self._bias_N is not None:
+            y_TN += self._bias_N
+        return (y_TN if rows >= FEW_ROWS else y_TN[..., :rows, :]).to(x.dtype)
 
     def _product(self, digit_TK: Tensor) -> Tensor:
         y_TN: Tensor = torch.ops.onednn.qlinear_pointwise(
