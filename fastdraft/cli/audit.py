@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from rich.table import Table
 
 import fastdraft
 from fastdraft.cli.models import DEFAULT_MODEL
-from fastdraft.cli.named import named_draft, named_model
+from fastdraft.cli.named import Chat, Drafts, Gamma, Prompts, Target, Temperature, named_draft, named_model
 from fastdraft.precedence import resolve_params
 from fastdraft.workload import read_prompts
 
@@ -26,29 +25,17 @@ SHOWN = 10  # differing tokens of a greedy audit
 
 
 def audit(
-    target: Annotated[
-        str, typer.Option(help="Hub id, folder, .gguf file, or a name that 'fastdraft models' lists.")
-    ] = DEFAULT_MODEL,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(help="'ngram' or a draft model; may be given again.", show_default="ngram"),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='One prompt a line, or .jsonl with "prompt".', show_default="five that come along"),
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")] = True,
+    target: Target = DEFAULT_MODEL,
+    draft: Drafts = None,
+    prompts: Prompts = None,
+    chat: Chat = True,
     tokens: Annotated[int, typer.Option(help="Tokens to judge, about.")] = 2000,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a text at most.")] = 256,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy.", show_default="the model's own, else 1")
-    ] = None,
+    temperature: Temperature = None,
     top_k: Annotated[int | None, typer.Option(help="0 is off.", show_default="the model's own, else 0")] = None,
     top_p: Annotated[float | None, typer.Option(help="1 is off.", show_default="the model's own, else 1")] = None,
     min_p: Annotated[float | None, typer.Option(help="0 is off.", show_default="the model's own, else 0")] = None,
-    gamma: Annotated[
-        int | None, typer.Option(help="Drafted tokens a round.", show_default="the generator decides")
-    ] = None,
+    gamma: Gamma = None,
     alpha: Annotated[float | None, typer.Option(help="Below 1 is lossy, as the audit should find.")] = None,
     verification: Annotated[
         str | None, typer.Option(help="'rejection' or 'invariant'.", show_default="rejection")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 import fastdraft
 from fastdraft.cli.models import DEFAULT_MODEL
-from fastdraft.cli.named import named_draft, named_model
+from fastdraft.cli.named import Chat, Drafts, Prompts, Target, named_draft, named_model
 from fastdraft.errors import ConfigError
 from fastdraft.workload import read_prompts
 
@@ -25,18 +25,10 @@ __all__ = ["bench"]
 
 
 def bench(
-    target: Annotated[
-        str, typer.Option(help="Hub id, folder, .gguf file, or a name that 'fastdraft models' lists.")
-    ] = DEFAULT_MODEL,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(help="'ngram' or a draft model; may be given again.", show_default="ngram"),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='One prompt a line, or .jsonl with "prompt".', show_default="five that come along"),
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")] = True,
+    target: Target = DEFAULT_MODEL,
+    draft: Drafts = None,
+    prompts: Prompts = None,
+    chat: Chat = True,
     tokens: Annotated[int, typer.Option(help="New tokens of each run.")] = 96,
     gamma: Annotated[
         list[str] | None,

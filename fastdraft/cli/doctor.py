@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastdraft.cli.models import DEFAULT_MODEL
-from fastdraft.cli.named import named_draft, named_model
+from fastdraft.cli.named import Chat, Prompts, Target, named_draft, named_model
 from fastdraft.errors import ConfigError
 from fastdraft.workload import as_prompt, read_prompts
 
@@ -25,19 +24,14 @@ __all__ = ["doctor"]
 
 
 def doctor(
-    target: Annotated[
-        str, typer.Option(help="Hub id, folder, .gguf file, or a name that 'fastdraft models' lists.")
-    ] = DEFAULT_MODEL,
+    target: Target = DEFAULT_MODEL,
     draft: Annotated[str, typer.Option(help="'ngram', or a draft model in the forms of --target.")] = "ngram",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='One prompt a line, or .jsonl with "prompt".', show_default="five that come along"),
-    ] = None,
+    prompts: Prompts = None,
     prompt: Annotated[
         str | None,
         typer.Option(help="Examine this prompt alone, and show both models' top five.", show_default=False),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")] = True,
+    chat: Chat = True,
     tokens: Annotated[int, typer.Option(help="New tokens of each answer at most.")] = 64,
     temperature: Annotated[
         list[float] | None,

@@ -14,7 +14,7 @@ from rich.console import Console
 import fastdraft
 from fastdraft.cli.figures import figures_table
 from fastdraft.cli.models import DEFAULT_MODEL
-from fastdraft.cli.named import named_draft, named_model
+from fastdraft.cli.named import Chat, Gamma, Target, Temperature, named_draft, named_model
 from fastdraft.precedence import resolve_params
 
 if TYPE_CHECKING:
@@ -25,19 +25,13 @@ __all__ = ["generate"]
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.", show_default=False)],
-    target: Annotated[
-        str, typer.Option(help="Hub id, folder, .gguf file, or a name that 'fastdraft models' lists.")
-    ] = DEFAULT_MODEL,
+    target: Target = DEFAULT_MODEL,
     draft: Annotated[str, typer.Option(help="'ngram', 'none', or a draft model in the forms of --target.")] = "ngram",
-    chat: Annotated[bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")] = True,
+    chat: Chat = True,
     max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 256,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy.", show_default="the model's own, else 1")
-    ] = None,
+    temperature: Temperature = None,
     seed: Annotated[int | None, typer.Option(help="Repeats a sampled answer.", show_default=False)] = None,
-    gamma: Annotated[
-        int | None, typer.Option(help="Drafted tokens a round.", show_default="the generator decides")
-    ] = None,
+    gamma: Gamma = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="A string that ends the answer; may be given again.", show_default=False)
     ] = None,

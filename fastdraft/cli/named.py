@@ -1,9 +1,11 @@
-"""From what a user types to models, drafts and prompts."""
+"""What commands have in common: their options, and from what a user types to models and drafts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
 
 import fastdraft
 from fastdraft.models.catalogue import CATALOGUE
@@ -12,7 +14,24 @@ from fastdraft.models.store import load_path
 if TYPE_CHECKING:
     from fastdraft import DraftModel, NGram
 
-__all__ = ["named_draft", "named_model"]
+__all__ = ["Chat", "Drafts", "Gamma", "Prompts", "Target", "Temperature", "named_draft", "named_model"]
+
+Target: TypeAlias = Annotated[
+    str, typer.Option(help="Hub id, folder, .gguf file, or a name that 'fastdraft models' lists.")
+]
+Drafts: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="'ngram' or a draft model; may be given again.", show_default="ngram")
+]
+Prompts: TypeAlias = Annotated[
+    Path | None, typer.Option(help='One prompt a line, or .jsonl with "prompt".', show_default="five that come along")
+]
+Chat: TypeAlias = Annotated[bool, typer.Option("--chat/--raw", help="Through the model's chat template, or as it is.")]
+Temperature: TypeAlias = Annotated[
+    float | None, typer.Option(help="0 is greedy.", show_default="the model's own, else 1")
+]
+Gamma: TypeAlias = Annotated[
+    int | None, typer.Option(help="Drafted tokens a round.", show_default="the generator decides")
+]
 
 
 def named_model(name: str) -> str | Path:

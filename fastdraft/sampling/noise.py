@@ -6,8 +6,8 @@ integers are equal on every device. The 64-bit seed is the key, the counter says
     uniform   (committed length at the round's start, offset in the round, purpose, 0)
     gumbel    (token id // 4, position, GUMBEL, 0), word token id % 4
 
-Uniforms are keyed by the round's start, not by absolute position: a position is drawn for again after a rejection, and
-the same number used twice would bias a draft length that reacts to what was accepted.
+Uniforms are keyed by the round's start, not by absolute position: a position may be drawn for again, and where a draft
+length reacts to drafts that were dropped, the same number used twice would bias the output.
 
 Shapes: B draws, N ids, V vocabulary.
 """

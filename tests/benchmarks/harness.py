@@ -1,26 +1,25 @@
 """What benchmarks share: interleaved runs, medians, ratios, and a page with a table and a plot.
 
-The machines are shared and noisy: every side runs in the same process, in turns (A B A B ...), and ratios of medians
-are what counts. Absolute numbers are printed beside them.
+The machines are shared and noisy: sides run in turns (A B A B ...), and ratios of medians are what counts. Absolute
+numbers are printed beside them.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
 
 import fastdraft
-from fastdraft.timing import Run, interleave, median, time_call
+from fastdraft.timing import Run, interleave, median
 
 __all__ = [
     "Clock",
@@ -28,18 +27,13 @@ __all__ = [
     "bars",
     "interleave",
     "median",
-    "run_ours",
     "run_transformers",
     "table",
-    "workload",
     "write",
 ]
 
-T = TypeVar("T")
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "benchmarks"
-WORKLOADS = ROOT.parent / "shared" / "workloads"
 
 
 @dataclass(slots=True)
@@ -80,19 +74,6 @@ def run_transformers(model: Any, ids: Sequence[int], tokens: int, **options: Any
     return Run(tuple(out[0, len(ids) :].tolist()), times[0] - started, times[-1] - started, rate, len(calls))
 
 
-def run_ours(generator: fastdraft.Generator, ids: Sequence[int], tokens: int, **options: Any) -> Run:
-    """Ours, greedy, with no prefix left from an earlier run."""
-    return time_call(generator, list(ids), **{"temperature": 0, "max_tokens": tokens, "ignore_eos": True} | options)
-
-
-def workload(file: str, key: Callable[[Any], str], picks: Sequence[int]) -> list[str]:
-    """Prompts of a public workload, by line number; none where the workloads are absent."""
-    if not (WORKLOADS / file).is_file():
-        return []
-    lines = (WORKLOADS / file).read_text("utf-8").splitlines()
-    return [key(json.loads(lines[i])) for i in picks]
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(row) for row in rows)]
@@ -128,7 +109,7 @@ def write(name: str, title: str, body: str) -> None:
     command = " ".join(["python", "-m", f"tests.benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
     page = f"# {title}\n\n{body.strip()}\n\n"
     page += f"Measured {datetime.date.today().isoformat()} with `{command}`: {versions}; {where}. "
-    page += "Sides run in turns in one process; figures are medians, ratios are what to read.\n"
+    page += "Sides run in turns; figures are medians, ratios are what to read.\n"
     PAGES.mkdir(parents=True, exist_ok=True)
     (PAGES / f"{name}.md").write_text(page, "utf-8")
     print(page)
