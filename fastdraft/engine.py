@@ -70,6 +70,8 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request."""
+        if self.idle:
+            self._load.rest()
         request.course = self._controller.start(request.params)
         self.scheduler.waiting.append(request)
 
@@ -124,11 +126,20 @@ class Engine:
             if leniency.spec.utilisation is not None:
                 leniency.load(_checked(leniency.spec.utilisation()))
             else:
-                leniency.load(self._load.utilisation if self._gauge is None else self._gauge())
+                leniency.load(self._utilisation())
         except Exception as error:  # the user's own function
             self.fail(request, owned(error))
             return False
         return True
+
+    def _utilisation(self) -> float:
+        """The device's, or our own share where no driver tells."""
+        if self._gauge is not None:
+            try:
+                return self._gauge()
+            except Exception:  # whatever NVML says of a device that it could read before
+                self._gauge = None
+        return self._load.utilisation
 
     def _launch(self, batch: Sequence[Work], drafts: Sequence[Draft]) -> tuple[Forward, Tensor]:
         """The target's forward over committed and drafted tokens: its size, and the logits of the verified rows."""

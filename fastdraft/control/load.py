@@ -22,6 +22,10 @@ class Load:
         self._places = places
         self._ended: float | None = None
 
+    def rest(self) -> None:
+        """Tells that nothing was left to do: the load of before is over."""
+        self.utilisation = 0.0
+
     def push(self, started: float, ended: float, requests: int) -> None:
         """Tells of a round.
 

@@ -74,8 +74,10 @@ def _on_cpu(model: PreTrainedModel, quantization: Quantization, label: str, sour
             ) from error
         _log.warning("quantization_unavailable", model=label, reason=str(error))
         return "prepacked" if prepack(model, label) else "plain"
-    _quantise(model, few, fingerprint(model, source), fine=quantization == "int8")
-    prepack(model, label)  # shapes that int4 has no kernel for
+    rounded = _quantise(model, few, fingerprint(model, source), fine=quantization == "int8")
+    packed = prepack(model, label)  # shapes that int4 has no kernel for
+    if not rounded:
+        return "prepacked" if packed else "plain"
     return "int8" if not few else "int4" if few == _MANY else f"int4 up to {few} rows, then int8"
 
 
@@ -96,8 +98,12 @@ def _own_small_tensors(model: nn.Module) -> None:
             parameter.data = parameter.data.clone()
 
 
-def _quantise(model: PreTrainedModel, few: int, key: str | None, *, fine: bool) -> None:
-    """Rounds every layer, or takes its rounded weights from the cache; ``fine`` spends time on accuracy."""
+def _quantise(model: PreTrainedModel, few: int, key: str | None, *, fine: bool) -> int:
+    """Rounds every layer, or takes its rounded weights from the cache; ``fine`` spends time on accuracy.
+
+    Returns:
+        Layers that were rounded.
+    """
     roundings: list[Rounding] = [*(["int4"] if few else []), *(["int8"] if few < _MANY else [])]  # type: ignore[list-item]
     makers: dict[Rounding, Callable[[Tensor], dict[str, Tensor] | None]] = {"int4": round_int4, "int8": round_int8}
     tokens = model.config.get_text_config().vocab_size
@@ -131,7 +137,7 @@ def _quantise(model: PreTrainedModel, few: int, key: str | None, *, fine: bool) 
                 return many_rows
             return MixedLinear(few_rows, many_rows, few)  # type: ignore[arg-type]
 
-        replace(model, make)
+        return replace(model, make)
 
 
 def _try(rounding: Rounding) -> int:

@@ -80,6 +80,8 @@ def test_the_engine_is_as_loaded_as_its_places_are_wanted_while_it_is_busy() -> 
     assert load.utilisation == 1.0
     load.push(15.0, 16.0, 4)  # idle for 3 of 4 seconds
     assert load.utilisation == 0.25
+    load.rest()
+    assert load.utilisation == 0.0
 
 
 @pytest.fixture(scope="module")

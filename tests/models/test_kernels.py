@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from fastdraft import ConfigError, DraftModel, Generator, Model
+from fastdraft import ConfigError, DraftModel, Generator, Model, NGram
 from fastdraft.models.kernels import fasten
 from fastdraft.models.prepacked import PrepackedLinear
 from tests import tiny
@@ -168,6 +168,11 @@ def test_layers_that_int4_has_no_kernel_for_are_prepacked(tmp_path: Path) -> Non
         assert torch.equal(down(x), theirs(x))
 
 
+def test_where_no_layer_has_an_int4_kernel_the_model_is_prepacked(tmp_path: Path) -> None:
+    model = load(saved(tmp_path, hidden_size=32, intermediate_size=72, head_dim=8))
+    assert fasten(model, "int4", label="test", source="") == "prepacked"
+
+
 def _absent(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError("could not run 'onednn::qlinear_prepack'")
 
@@ -200,6 +205,24 @@ def test_float32_that_is_not_quantised_runs_plain(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.INFO, logger="fastdraft"), Generator(str(folder), None) as generator:
         assert list(greedy(generator)) == tiny.greedy(load(folder), PROMPT, TOKENS)
     assert chosen(caplog) == {str(folder): "plain"}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3_text"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_verified_tokens_have_the_bits_of_plain_ones(architecture: str, quantization: Any, tmp_path: Path) -> None:
+    """Not only the same tokens: the same log-probabilities, in bfloat16, whatever was drafted beside them."""
+    folder = saved(tmp_path, architecture)
+    draft = DraftModel(tiny.perturbed(load(folder).float(), 0.03))
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "logprobs": 2, "ignore_eos": True}
+    with Generator(Model(str(folder), quantization=quantization), [NGram(min=1), draft], dtype="auto") as generator:
+        outs = []
+        for gamma in (0, 1, 4, 9, 16, "auto"):
+            generator.forget_prefixes()
+            outs.append(generator.generate(PROMPT, gamma=gamma, **options))
+    for out in outs[1:]:
+        assert out.token_ids == outs[0].token_ids
+        assert out.logprobs == outs[0].logprobs
+    assert any(0 < out.stats.accepted_tokens < out.stats.draft_tokens for out in outs)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
