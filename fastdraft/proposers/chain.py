@@ -66,8 +66,3 @@ class Chain:
         """Tells every source."""
         for source in self.sources:
             source.forget(request)
-
-    def close(self) -> None:
-        """Tells every source."""
-        for source in self.sources:
-            source.close()
