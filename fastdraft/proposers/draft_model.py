@@ -217,13 +217,17 @@ class DraftModelProposer:
         warps = [r.warp for r in requests]
         if all(warp.greedy for warp in warps):
             return scores_BV, scores_BV.argmax(-1)
-        p_BV = probs(scores_BV, warps)
         lengths = [len(r.tokens) for r in requests]
         seeds = [r.seed for r in requests]
-        u_B = noise.uniform(seeds, lengths, [step] * len(seeds), noise.DRAFT, p_BV.device)
-        chosen_B = torch.where(
-            _flags(r.warp.greedy for r in requests).to(p_BV.device), p_BV.argmax(-1), draw(p_BV, u_B)
-        )
+        u_B = noise.uniform(seeds, lengths, [step] * len(seeds), noise.DRAFT, scores_BV.device)
+        # Among the tokens it has an output for, which may be a tenth of all: nothing else can be drawn.
+        p_BK = probs(scores_BV if self._kept_K is None else scores_BV[:, self._kept_K], warps)
+        greedy_B = _flags(warp.greedy for warp in warps).to(p_BK.device)
+        chosen_B = torch.where(greedy_B, p_BK.argmax(-1), draw(p_BK, u_B))
+        p_BV = p_BK
+        if self._kept_K is not None:
+            chosen_B = self._kept_K[chosen_B]
+            p_BV = torch.zeros_like(scores_BV).index_copy_(1, self._kept_K, p_BK)
         coupled = [i for i, r in enumerate(requests) if r.params.invariant and not r.warp.greedy]
         if coupled:
             picked = choose(p_BV[coupled], [seeds[i] for i in coupled], [lengths[i] + step for i in coupled])
