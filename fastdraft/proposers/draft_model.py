@@ -99,14 +99,14 @@ class DraftModelProposer:
         step = 0
         while active:
             asked = [requests[i] for i in active]
-            scores_BV = self._scores(asked, [found[i].tokens for i in active], step, forwards)
-            sure = self._sure(scores_BV, [found[i] for i in active], [plans[i].stop for i in active])
+            scores_BK = self._scores(asked, [found[i].tokens for i in active], step, forwards)
+            sure = self._sure(scores_BK, [found[i] for i in active], [plans[i].stop for i in active])
             if len(sure) < len(active):
                 active = [active[row] for row in sure]
                 if not active:
                     break
-                scores_BV = scores_BV[sure]
-            p_BV, chosen_B = self._draw([requests[i] for i in active], scores_BV, step)
+                scores_BK = scores_BK[sure]
+            p_BV, chosen_B = self._draw([requests[i] for i in active], scores_BK, step)
             for row, i in enumerate(active):
                 found[i].tokens.append(chosen_B[row : row + 1])
                 if not requests[i].warp.greedy:
@@ -115,9 +115,9 @@ class DraftModelProposer:
             active = [i for i in active if step < limits[i] and found[i].goes_on(plans[i].stop)]
         return Proposal([self._join(growing) for growing in found], tuple(forwards))
 
-    def _sure(self, scores_BV: Tensor, found: Sequence[_Growing], stops: Sequence[Stop | None]) -> list[int]:
+    def _sure(self, scores_BK: Tensor, found: Sequence[_Growing], stops: Sequence[Stop | None]) -> list[int]:
         """Rows whose token is worth a verify; decided by the draft's confidence, before any token is drawn."""
-        confidence_B = (scores_BV.amax(-1) - scores_BV.logsumexp(-1)).exp()
+        confidence_B = (scores_BK.amax(-1) - scores_BK.logsumexp(-1)).exp()
         level_B = torch.bucketize(confidence_B, self._edges.to(confidence_B.dtype), right=True)
         for row, growing in enumerate(found):
             growing.levels.append(level_B[row : row + 1])
@@ -186,7 +186,7 @@ class DraftModelProposer:
     def _scores(
         self, requests: Sequence[Request], drafted: Sequence[list[Tensor]], step: int, forwards: list[Forward]
     ) -> Tensor:
-        """One forward of the batch: the scores of each request's next position."""
+        """One forward of the batch: each request's scores of the next position, of the tokens that it can propose."""
         tables = [self._tables[r] for r in requests]
         if step == 0:
             feeds = [Feed(r.tokens[t.length :]) for r, t in zip(requests, tables, strict=True)]
@@ -205,34 +205,38 @@ class DraftModelProposer:
             History(r.warp, r.prompt, r.generated, torch.cat(d) if d else empty_G, step, 1)
             for r, d in zip(requests, drafted, strict=True)
         ]
-        scores_BV = scores(logits_BV, histories)
-        best_B1 = scores_BV.amax(-1, keepdim=True)
+        scores_BK = scores(logits_BV, histories)
+        if self._kept_K is not None:  # from here on among what it can say, perhaps a tenth of all
+            scores_BK = scores_BK.index_select(1, self._kept_K)
+        best_B1 = scores_BK.amax(-1, keepdim=True)
         sound_B1 = best_B1.isfinite()
         self._suspects.append((requests, (~sound_B1 & (best_B1 != -torch.inf))[:, 0]))
         # A broken draft guesses evenly: an exact q like any other, and no other request suffers.
-        return torch.where(sound_B1, scores_BV, 0.0)
+        return torch.where(sound_B1, scores_BK, 0.0)
 
-    def _draw(self, requests: Sequence[Request], scores_BV: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Distributions and tokens of one position of each request."""
+    def _draw(self, requests: Sequence[Request], scores_BK: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Distributions over all tokens, and tokens, of one position of each request."""
         warps = [r.warp for r in requests]
         if all(warp.greedy for warp in warps):
-            return scores_BV, scores_BV.argmax(-1)
+            return scores_BK, self._named(scores_BK.argmax(-1))  # a point mass needs no distribution
         lengths = [len(r.tokens) for r in requests]
         seeds = [r.seed for r in requests]
-        u_B = noise.uniform(seeds, lengths, [step] * len(seeds), noise.DRAFT, scores_BV.device)
-        # Among the tokens it has an output for, which may be a tenth of all: nothing else can be drawn.
-        p_BK = probs(scores_BV if self._kept_K is None else scores_BV[:, self._kept_K], warps)
+        u_B = noise.uniform(seeds, lengths, [step] * len(seeds), noise.DRAFT, scores_BK.device)
+        p_BK = probs(scores_BK, warps)
         greedy_B = _flags(warp.greedy for warp in warps).to(p_BK.device)
-        chosen_B = torch.where(greedy_B, p_BK.argmax(-1), draw(p_BK, u_B))
+        chosen_B = self._named(torch.where(greedy_B, p_BK.argmax(-1), draw(p_BK, u_B)))
         p_BV = p_BK
         if self._kept_K is not None:
-            chosen_B = self._kept_K[chosen_B]
-            p_BV = torch.zeros_like(scores_BV).index_copy_(1, self._kept_K, p_BK)
+            p_BV = p_BK.new_zeros(len(p_BK), self._vocabulary).index_copy_(1, self._kept_K, p_BK)
         coupled = [i for i, r in enumerate(requests) if r.params.invariant and not r.warp.greedy]
         if coupled:
             picked = choose(p_BV[coupled], [seeds[i] for i in coupled], [lengths[i] + step for i in coupled])
             chosen_B[coupled] = picked
         return p_BV, chosen_B
+
+    def _named(self, chosen_B: Tensor) -> Tensor:
+        """Token ids of columns."""
+        return chosen_B if self._kept_K is None else self._kept_K[chosen_B]
 
     def observe(self, requests: Sequence[Request]) -> None:
         """Rolls back what was not accepted; shares full blocks of committed tokens.
