@@ -599,11 +599,11 @@ def test_nan_behind_a_refused_draft_ends_nothing(model, tokenizer, gamma):
     head = eager.get_output_embeddings()
     head.bias = torch.nn.Parameter(torch.zeros(head.out_features))
     head.bias.data[POISON] = 1e4
-    options: Any = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logit_bias": {}}
-    expected = tiny.greedy(model, [5, 6, 7], 40)
-    assert POISON not in expected
+    options: Any = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    prompt = next(p for p in ([t, 6, 7] for t in range(5, 60)) if POISON not in tiny.greedy(model, p, 40))
+    expected = tiny.greedy(model, prompt, 40)
     with Generator(model, DraftModel(eager), tokenizer=tokenizer) as generator, poisoned(model):
-        out = within(lambda: generator.generate([5, 6, 7], gamma=gamma, **options))
+        out = within(lambda: generator.generate(prompt, gamma=gamma, **options))
         assert list(out.token_ids) == expected
         assert out.stats.draft_tokens > out.stats.accepted_tokens == 0
         settled(generator)
