@@ -99,10 +99,11 @@ class Runner:
         Raises:
             CacheFullError: The table is left as it was.
         """
-        held = set(table.blocks)
+        first = table.length // self._backend.block_size  # earlier blocks are full, and stay
+        held = set(table.blocks[first:])
         copies = table.reserve(length)
         held.update(copy for _, copy in copies)
-        self._cache.clear_blocks([block for block in table.blocks if block not in held])
+        self._cache.clear_blocks([block for block in table.blocks[first:] if block not in held])
         self._cache.copy_blocks(copies)
 
     def forward(self, feeds: Sequence[Feed], tables: Sequence[Table], keep: Sequence[int]) -> Rows:

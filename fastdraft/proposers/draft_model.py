@@ -94,6 +94,7 @@ class DraftModelProposer:
         """Sampled drafts with their exact q; point masses at temperature 0."""
         found = [_Growing() for _ in requests]
         forwards: list[Forward] = []
+        self._suspects.clear()  # those of a round that failed
         limits = [self._admit(r, plan.gamma) for r, plan in zip(requests, plans, strict=True)]
         active = self._catch_up(requests, limits, forwards)
         step = 0
