@@ -91,7 +91,7 @@ class Int8Linear(nn.Module):
 
     def _product(self, digit_TK: Tensor) -> Tensor:
         """Integers, exactly; of rows that were added for speed there is a result too."""
-        y_TN: Tensor = torch.ops.onednn.qlinear_pointwise(
+        y_TN: Tensor = torch.ops.onednn.qlinear_pointwise.default(
             fill_rows(digit_TK),
             1.0,
             _ZERO,
