@@ -96,8 +96,8 @@ class _Layer:
         self._k_norm = _norm(attention.k_norm) if normed else None
         self._index, self._size, self._scaling = attention.layer_idx, attention.head_dim, attention.scaling
         self._groups = attention.num_key_value_groups
-        # Mistral's attention asks its config; the others know for themselves, Llama's has none.
-        windowed = attention if hasattr(attention, "layer_type") else attention.config
+        # Mistral's attention asks its config, the Qwens' have their own, Llama's has none, whatever its config says.
+        windowed = attention.config if type(attention).__name__ == "MistralAttention" else attention
         self._window: int | None = getattr(windowed, "sliding_window", None) or None
 
     def __call__(

@@ -15,7 +15,7 @@ from fastdraft.models.runner import Feed, Runner, own_forward
 from tests import tiny
 
 FAMILY = {
-    "llama": {"attention_bias": True, "mlp_bias": True},
+    "llama": {"attention_bias": True, "mlp_bias": True, "sliding_window": 8},  # which Llama's attention never reads
     "mistral": {"sliding_window": 24},
     "qwen2": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     "qwen3": {"tie_word_embeddings": True},
@@ -70,12 +70,20 @@ def test_hooks_are_called_also_those_that_come_later(tokenizer: Any) -> None:
 
 
 def test_what_is_not_of_the_family_runs_as_it_is() -> None:
-    class Own(type(tiny.model("llama"))):  # type: ignore[misc]
-        """May do anything in its forward."""
-
+    assert lean_forward(tiny.model("gemma3_text")) is None and lean_forward(tiny.model("gpt2")) is None
     model = tiny.model("llama")
     assert lean_forward(model) is not None
-    assert lean_forward(tiny.model("gemma3_text")) is None and lean_forward(tiny.model("gpt2")) is None
-    model.model.layers[0].mlp.forward = lambda x: x
+    assert lean_forward(model.train()) is None
+    other = tiny.model("llama")
+    other.model.layers[0].mlp.forward = lambda x: x
+    assert lean_forward(other) is None
+
+
+def test_a_class_of_its_own_may_do_anything_in_its_forward() -> None:
+    model = tiny.model("llama")
+
+    class Own(type(model)):  # type: ignore[misc]
+        pass
+
+    model.__class__ = Own
     assert lean_forward(model) is None
-    assert lean_forward(Own(model.config).eval()) is None
