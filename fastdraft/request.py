@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastdraft.config import SamplingParams
-from fastdraft.results import Chunk, Completion, FinishReason, SourceStats, Stats, TokenLogprob
+from fastdraft.results import FORCED, Chunk, Completion, FinishReason, SourceStats, Stats, TokenLogprob
 from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
+    from fastdraft.constraints.trail import Trail
     from fastdraft.control.course import Course
     from fastdraft.kv.table import Table
     from fastdraft.sampling.probs import Warp
@@ -42,6 +43,7 @@ class Tally:
     distortion: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    constraint_seconds: float = 0.0
 
     def add(self, sources: tuple[str, ...], kept: int, alpha: float, distortion: float) -> None:
         """Adds a round: the source of each drafted token, and how many of them stand in the output."""
@@ -88,6 +90,8 @@ class Tally:
             tokens_per_second=rate,
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,
+            constraint_seconds=self.constraint_seconds,
+            forced_tokens=self.accepted.get(FORCED, 0),
             speculation=speculation,
         )
 
@@ -113,6 +117,7 @@ class Request:
         course: What control knows of it, from the moment the engine has it.
         cancelled: Set by any thread; honoured before the next round.
         rounds: Traced rounds where a trace was asked for.
+        trail: Its grammar, at the committed tokens; only `fastdraft.commit` moves it for good.
     """
 
     id: str
@@ -131,6 +136,7 @@ class Request:
     deadline: float | None = None
     logprobs: list[TokenLogprob] | None = None
     rounds: list[TracedRound] | None = None
+    trail: Trail | None = None
     table: Table | None = None
     course: Course | None = None
     cancelled: bool = False

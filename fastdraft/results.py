@@ -18,6 +18,7 @@ T_co = TypeVar("T_co", covariant=True)
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "timeout", "cancelled"]
 
 TARGET = "target"  # the origin of a token that no draft proposed
+FORCED = "forced"  # the source of what a grammar leaves no choice for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ class Stats:
         accepted_tokens: Of these, tokens kept in the output.
         accepted_per_position: How often the draft's 1st, 2nd, ... token was kept.
         by_source: The same by the name of the source.
-        forced_tokens: Of the output, tokens a grammar left no choice for.
+        forced_tokens: Of the output, tokens that a grammar proposed because they spell what must come; nothing drafted
+            them.
         prefix_tokens: Prompt tokens whose KV was reused.
         gammas: Draft length of each round.
         alphas: Acceptance leniency of each round.

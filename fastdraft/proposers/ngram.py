@@ -10,6 +10,7 @@ from fastdraft.config import NGram
 from fastdraft.control.course import Offer
 from fastdraft.proposers.base import Proposal
 from fastdraft.request import Request
+from fastdraft.results import FORCED
 from fastdraft.round import Draft, Plan
 
 __all__ = ["Lookup", "NGramProposer"]
@@ -29,38 +30,42 @@ class Lookup:
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
         self._seen = 0  # tokens indexed so far
 
-    def match(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+    def match(self, tokens: Sequence[int], lead: Sequence[int] = ()) -> tuple[int, int] | None:
         """The position after the best earlier match of the last tokens, and its length.
 
         Args:
             tokens: Those of the last call, and any more.
+            lead: What is taken to follow them this time.
         """
         # An n-gram is entered once a token follows it, so the last tokens never match themselves.
         for end in range(max(self._seen, 1), len(tokens)):
             for n in range(self._min, min(self._max, end) + 1):
                 self._ends[tuple(tokens[end - n : end])] = end
         self._seen = max(self._seen, len(tokens))
-        for n in range(min(self._max, len(tokens) - 1), self._min - 1, -1):
-            found = self._ends.get(tuple(tokens[-n:]))
+        last = [*tokens[-self._max :], *lead][-self._max :]
+        for n in range(min(self._max, len(tokens) + len(lead) - 1), self._min - 1, -1):
+            found = self._ends.get(tuple(last[-n:]))
             if found is not None:
                 return found, n
         return None
 
-    def draft(self, tokens: Sequence[int], gamma: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], gamma: int, lead: Sequence[int] = ()) -> list[int]:
         """What followed the best earlier match; empty where nothing matches.
 
         Args:
             tokens: Those of the last call, and any more.
             gamma: Tokens to draft.
+            lead: What is taken to follow them this time.
         """
-        found = self.match(tokens) if gamma > 0 else None
+        found = self.match(tokens, lead) if gamma > 0 else None
         if found is None:
             return []
         # A match that overlaps the end goes on into its own continuation: a loop is drafted whole.
-        longer = list(tokens)
+        longer = [*tokens, *lead]
+        size = len(longer)
         for i in range(gamma):
             longer.append(longer[found[0] + i])
-        return longer[len(tokens) :]
+        return longer[size:]
 
 
 class NGramProposer:
@@ -77,20 +82,37 @@ class NGramProposer:
         self._device = device
         self._indexes: dict[Request, Lookup] = {}
 
-    def offer(self, request: Request) -> Offer:
+    def offer(self, request: Request, lead: Sequence[int]) -> Offer:
         """As much as is wanted where something matches; the longer the match, the better."""
-        found = self._lookup(request).match(request.tokens)
+        found = self._lookup(request).match(request.tokens, lead)
         if found is None:
             return Offer(self.name, 0)
         return Offer(self.name, request.left, key=_LENGTHS[min(found[1], len(_LENGTHS) - 1)])
 
-    def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> Proposal:
-        """Point-mass drafts; empty where nothing matches."""
-        return Proposal([self._draft(request, plan.gamma) for request, plan in zip(requests, plans, strict=True)])
+    def propose(
+        self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]
+    ) -> Proposal:
+        """Point-mass drafts, up to the first token that may not follow; empty where nothing matches."""
+        asked = zip(requests, plans, leads, strict=True)
+        return Proposal([self._draft(request, plan.gamma, lead) for request, plan, lead in asked])
 
-    def _draft(self, request: Request, gamma: int) -> Draft:
-        ids = self._lookup(request).draft(request.tokens, gamma)
-        return Draft(torch.tensor(ids, dtype=torch.int64, device=self._device), (self.name,) * len(ids))
+    def _draft(self, request: Request, gamma: int, lead: Sequence[int]) -> Draft:
+        lookup, trail = self._lookup(request), request.trail
+        ids = lookup.draft(request.tokens, gamma, lead)
+        sources = [self.name] * len(ids)
+        if trail is not None:
+            ids, sources = [], []
+            while len(ids) < gamma:
+                found = lookup.draft(request.tokens, gamma - len(ids), [*lead, *ids])
+                found = found[: trail.allows(found)]
+                trail.walk(found)
+                forced = trail.forced()[: gamma - len(ids) - len(found)]
+                trail.walk(forced)
+                ids += [*found, *forced]
+                sources += [self.name] * len(found) + [FORCED] * len(forced)
+                if not found or trail.ended:
+                    break
+        return Draft(torch.tensor(ids, dtype=torch.int64, device=self._device), tuple(sources))
 
     def _lookup(self, request: Request) -> Lookup:
         if request not in self._indexes:

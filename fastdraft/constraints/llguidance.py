@@ -1,0 +1,152 @@
+"""Grammars by llguidance: JSON schemas, regular expressions, Lark grammars; a millisecond to compile, whatever the
+vocabulary, and exact: what it cannot enforce it refuses.
+
+Shapes: W words of a packed mask.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fastdraft.constraints.types import Spec
+from fastdraft.errors import InvalidConstraintError, UnsupportedModelError
+
+__all__ = ["Grammars", "LlguidanceConstraint"]
+
+_KEPT = 128  # compiled grammars
+
+
+class LlguidanceConstraint:
+    """One place in one text; see `fastdraft.constraints.base.Constraint`.
+
+    Args:
+        matcher: An ``LLMatcher`` of its own.
+    """
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    @property
+    def finished(self) -> bool:
+        """See the protocol."""
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def exhausted(self) -> bool:
+        """See the protocol."""
+        return bool(self._matcher.is_stopped())
+
+    def mask(self, out_W: Tensor) -> None:
+        """See the protocol."""
+        self._matcher.unsafe_compute_mask_ptr(out_W.data_ptr(), out_W.numel() * 4)
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        """See the protocol."""
+        return int(self._matcher.validate_tokens(list(tokens)))
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """See the protocol."""
+        moved = self._matcher.try_consume_tokens(list(tokens))
+        assert moved == len(tokens), f"{len(tokens)} tokens may not follow, {moved} may"
+
+    def rollback(self, n: int) -> None:
+        """See the protocol."""
+        moved = self._matcher.rollback(n)
+        assert moved, self._matcher.get_error()
+
+    def forced(self) -> list[int]:
+        """See the protocol."""
+        return list(self._matcher.compute_ff_tokens())
+
+
+class Grammars:
+    """What is compiled for one tokenizer; the latest used are kept. Safe from any thread.
+
+    Args:
+        tokenizer: The target's.
+        vocabulary: Usable ids; padded ones beyond are never legal.
+        eos: End-of-sequence ids.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, eos: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._eos = [token for token in eos if token < vocabulary]
+        self._lock = threading.Lock()  # a matcher that two threads touch at once raises
+        self._lexicon: Any = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+
+    def start(self, spec: Spec) -> LlguidanceConstraint:
+        """A constraint at the beginning of a text.
+
+        Raises:
+            InvalidConstraintError: The grammar cannot be compiled, or accepts nothing.
+        """
+        key = json.dumps([spec.kind, spec.source, spec.whitespace])
+        with self._lock:
+            matcher = self._compiled.get(key)
+            if matcher is None:
+                matcher = self._compile(spec)
+                self._compiled[key] = matcher
+                while len(self._compiled) > _KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(key)
+            return LlguidanceConstraint(matcher.deep_copy())
+
+    def _compile(self, spec: Spec) -> Any:
+        import llguidance
+
+        matcher = llguidance.LLMatcher(self._words(), _grammar(spec), log_level=0)
+        if matcher.is_error():
+            raise InvalidConstraintError(
+                f"{spec.label} cannot be enforced: {_plain(matcher.get_error())}.",
+                hint="Simplify it, or leave out what is named.",
+            )
+        if not matcher.is_accepting() and not any(matcher.compute_bitmask()):
+            raise InvalidConstraintError(
+                f"{spec.label} accepts nothing that this tokenizer can write.", hint="Check where its text may begin."
+            )
+        return matcher
+
+    def _words(self) -> Any:
+        """The tokenizer as llguidance reads it: seconds for a large vocabulary, so made once."""
+        if self._lexicon is None:
+            import llguidance.hf
+
+            try:
+                self._lexicon = llguidance.hf.from_tokenizer(
+                    self._tokenizer, n_vocab=self._vocabulary, eos_token=self._eos or None
+                )
+            except (ValueError, AttributeError, TypeError) as error:
+                raise UnsupportedModelError(
+                    f"output_type needs a fast tokenizer; {type(self._tokenizer).__name__} cannot be read ({error}).",
+                    hint="Load the model with its tokenizer.json.",
+                ) from error
+        return self._lexicon
+
+
+def _grammar(spec: Spec) -> str:
+    import llguidance
+
+    make = llguidance.LLMatcher
+    match spec.kind:
+        case "json":
+            options: Any = {"whitespace_flexible": bool(spec.whitespace)}
+            return str(make.grammar_from_json_schema(spec.source, defaults=options))
+        case "regex":
+            return str(make.grammar_from_regex(spec.source))
+        case "lark":
+            return str(make.grammar_from_lark(spec.source))
+        case "choice":
+            return str(make.grammar_from_lark("start: " + " | ".join(map(json.dumps, spec.source))))
+
+
+def _plain(message: str) -> str:
+    """The first line of what llguidance says; the rest quotes the grammar."""
+    return next((line.strip() for line in message.splitlines() if line.strip()), "no reason given").rstrip(".")
