@@ -20,7 +20,7 @@ from fastdraft.generator import Generator
 from fastdraft.timing import Run, interleave, median, time_call
 from fastdraft.workload import built_in, named_prompts
 
-__all__ = ["BenchReport", "Side", "plot", "run"]
+__all__ = ["BenchReport", "Side", "check_plot", "plot", "run"]
 
 Gamma: TypeAlias = "int | Literal['auto']"
 
@@ -132,6 +132,8 @@ def run(
     Raises:
         ConfigError: Nothing to measure, or names and lengths that don't exist.
     """
+    plans = _sides(generator if isinstance(generator, GeneratorConfig) else generator.config, gammas, sources)
+    _check(tokens=tokens, repeats=repeats)
     if isinstance(generator, GeneratorConfig):
         with Generator.from_config(generator) as built:
             return run(
@@ -146,8 +148,6 @@ def run(
                 progress=progress,
             )
     named = named_prompts(built_in(chat=_chats(generator)) if prompts is None else prompts)
-    plans = _sides(generator, gammas, sources)
-    _check(tokens=tokens, repeats=repeats)
     options: dict[str, Any] = {"max_tokens": tokens, "temperature": temperature, "seed": seed, "ignore_eos": True}
 
     def side(prompt: Prompt, plan: tuple[str | None, Gamma]) -> Callable[[], Run]:
@@ -182,13 +182,9 @@ def plot(report: BenchReport, path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
         ConfigError: An ending that matplotlib does not know.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "A plot needs the package 'matplotlib', which is not installed.",
-            hint="Install the extra: pip install 'fastdraft[plot]'.",
-        ) from error
+    check_plot(path)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 0.4 * len(report.sides) + 1.2), layout="constrained")
     axes = figure.subplots()
     sides = report.sides[::-1]
@@ -198,12 +194,29 @@ def plot(report: BenchReport, path: Path) -> None:
     axes.bar_label(made, [f"{rate:.1f}" for rate in rates], padding=3)
     axes.set_xlabel("tokens per second")
     axes.set_title(report.target)
+    figure.savefig(path, dpi=150)
+
+
+def check_plot(path: Path) -> None:
+    """Refuses what `plot` could not draw, before anything is measured.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+        ConfigError: An ending that matplotlib does not know.
+    """
     try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise ConfigError(
-            f"the plot cannot be written to {path}: {error}", hint="Name it such as bench.png."
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise MissingDependencyError(
+            "A plot needs the package 'matplotlib', which is not installed.",
+            hint="Install the extra: pip install 'fastdraft[plot]'.",
         ) from error
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in known:
+        raise ConfigError(
+            f"the plot cannot be written to {path}: its ending is none of {', '.join(sorted(known))}.",
+            hint="Name it such as bench.png.",
+        )
 
 
 def _chats(generator: Generator) -> bool:
@@ -211,10 +224,10 @@ def _chats(generator: Generator) -> bool:
 
 
 def _sides(
-    generator: Generator, gammas: Sequence[Gamma], sources: Sequence[str] | None
+    config: GeneratorConfig, gammas: Sequence[Gamma], sources: Sequence[str] | None
 ) -> dict[str, tuple[str | None, Gamma]]:
     """Source and draft length of each side, by name; plain is first."""
-    known = [source.name for source in generator.config.draft]
+    known = [source.name for source in config.draft]
     if strangers := [name for name in sources or () if name not in known]:
         names = ", ".join(map(repr, known)) or "none"
         raise ConfigError(f"sources names {strangers[0]!r}, but the generator's sources are: {names}.")

@@ -108,12 +108,12 @@ def _build(config: GeneratorConfig) -> Built:
                 vocabulary=vocabulary,
                 chunk=CHUNK,
                 kept=draft.head.kept,
-                frequencies=draft.head.frequencies,
             )
         )
     costs = _costs(config, target, kernels, drafts, runner, sources)
     controller = AdaptiveController(costs, stops=runner.device.type == "cpu")
-    engine = Engine(runner, Chain(sources), controller, Limits(config.max_batch, CHUNK))
+    counting = next((draft.head.frequencies for draft in drafts.values() if draft.head.frequencies is not None), None)
+    engine = Engine(runner, Chain(sources), controller, Limits(config.max_batch, CHUNK), counting)
     # A shared block is copied before it is written: one block stays for the copy.
     capacity = max(1, blocks - 1) * backend.block_size
     intake = Intake(

@@ -19,6 +19,7 @@ from fastdraft.control.course import Played, Turn
 from fastdraft.control.load import Load
 from fastdraft.control.plan import Controller, Spent
 from fastdraft.errors import ConfigError, FastDraftError, NumericalError, owned
+from fastdraft.models.frequent import Frequencies
 from fastdraft.models.gauge import find_gauge
 from fastdraft.models.runner import Feed, Runner
 from fastdraft.outcome import Outcome, Part, describe, outcomes, trial
@@ -52,13 +53,22 @@ class Engine:
         chain: The draft sources.
         controller: Chooses what is drafted.
         limits: Bounds of a round.
+        frequencies: Where the tokens of finished requests are counted; None counts nothing.
     """
 
-    def __init__(self, runner: Runner, chain: Chain, controller: Controller, limits: Limits) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        chain: Chain,
+        controller: Controller,
+        limits: Limits,
+        frequencies: Frequencies | None = None,
+    ) -> None:
         self.scheduler = Scheduler(runner, limits)
         self._runner = runner
         self._chain = chain
         self._controller = controller
+        self._frequencies = frequencies
         self._load = Load(limits.batch)
         self._gauge = find_gauge(runner.device)
         self._empty = Draft(torch.zeros(0, dtype=torch.int64, device=runner.device))
@@ -158,41 +168,56 @@ class Engine:
         """Verifies, commits, trims KV, and tells everyone who waits; returns what control learns from."""
         histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, _, d in rounds]
         scores_RV = scores(logits_RV, histories)
-        rounds, rows = self._drop_broken(rounds, logits_RV, scores_RV)
+        rounds, rows, sound = self._drop_broken(rounds, logits_RV, scores_RV)
         if not rounds:
             return []
         if len(rows) < len(scores_RV):
             logits_RV, scores_RV = logits_RV[rows], scores_RV[rows]
+        if any(count <= len(one.draft) for one, count in zip(rounds, sound, strict=True)):
+            scores_RV = torch.where(scores_RV.amax(-1, keepdim=True).isfinite(), scores_RV, 0.0)
         p_RV = probs(scores_RV, [r.warp for r, _, d in rounds for _ in range(len(d) + 1)])
         verdict = verify(p_RV, scores_RV, [trial(r, d) for r, _, d in rounds])
         played = []
         row = 0
-        for one, outcome in zip(rounds, outcomes(rounds, verdict), strict=True):
+        for one, outcome, count in zip(rounds, outcomes(rounds, verdict), sound, strict=True):
             rows_RV = logits_RV[row : row + len(one.draft) + 1]
             row += len(one.draft) + 1
+            if outcome.accepted >= count:
+                self.fail(one.request, _numerical(one.request, rows_RV[count]))
+                continue
             try:
                 played.append(self._conclude(one, outcome, rows_RV, spent))
             except Exception as error:  # what goes wrong with one request's text is its own
                 self.fail(one.request, owned(error))
+            if count <= len(one.draft) and one.request.table is not None:
+                self._runner.clear_behind(one.request.table)
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
         return played
 
-    def _drop_broken(self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor) -> tuple[list[Part], list[int]]:
-        """Ends requests that have no finite best score; the rows of the others go on."""
+    def _drop_broken(
+        self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor
+    ) -> tuple[list[Part], list[int], list[int]]:
+        """Ends requests whose next token has no finite best score; a later broken row counts only if it is reached.
+
+        Returns:
+            The other requests, their rows, and how many rows of each are sound, from the first.
+        """
         fine = torch.isfinite(scores_RV.amax(-1)).tolist()
         good: list[Part] = []
         rows: list[int] = []
+        sound: list[int] = []
         first = 0
         for one in rounds:
             mine = range(first, first + len(one.draft) + 1)
             first = mine.stop
-            if all(fine[row] for row in mine):
-                good.append(one)
-                rows += mine
-            else:
-                broken = not bool(torch.isfinite(logits_RV[mine.start : mine.stop].amax(-1)).all())
-                self.fail(one.request, _numerical(one.request, broken))
-        return good, rows
+            count = next((i for i, row in enumerate(mine) if not fine[row]), len(mine))
+            if not count:
+                self.fail(one.request, _numerical(one.request, logits_RV[mine.start]))
+                continue
+            good.append(one)
+            rows += mine
+            sound.append(count)
+        return good, rows, sound
 
     def _conclude(self, one: Part, outcome: Outcome, rows_RV: Tensor, spent: _Seconds) -> Played:
         """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it."""
@@ -249,6 +274,8 @@ class Engine:
     def _forget(self, request: Request) -> None:
         self.scheduler.finish(request)
         self._chain.forget(request)
+        if self._frequencies is not None:
+            self._frequencies.add(request.generated)
 
     def everyone(self) -> list[Request]:
         """Running and waiting requests."""
@@ -270,8 +297,9 @@ class Engine:
             runner.pool.clear_prefixes()
 
     def close(self) -> None:
-        """Lets the sources keep what is to outlive the engine; nothing runs any more."""
-        self._chain.close()
+        """Keeps what is to outlive the engine; nothing runs any more."""
+        if self._frequencies is not None:
+            self._frequencies.save()
 
     def metrics(self) -> Metrics:
         """A snapshot."""
@@ -288,8 +316,8 @@ class Engine:
         )
 
 
-def _numerical(request: Request, broken: bool) -> NumericalError:
-    if broken:
+def _numerical(request: Request, logits_V: Tensor) -> NumericalError:
+    if not torch.isfinite(logits_V.amax()):
         return NumericalError(
             f"{request.model} returned nan or infinite logits after {len(request.tokens)} tokens.",
             hint="Try another dtype, such as float32; float16 overflows on many models.",

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryPlan", "ModelPlan", "context_limit", "kv_blocks", "plan_memory", "token_bytes"]
 
+# Bytes of a linear layer's weight once it is rounded; int4 with scale and zero of each group of 64, auto may hold both.
+_BYTES = {"none": None, "int8": 1.0, "int4": 0.5 + 4 / 64, "auto": 1.5 + 4 / 64}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
@@ -30,7 +33,7 @@ class ModelPlan:
 
     Attributes:
         model: ``id@revision``.
-        weight_bytes: Parameters in the dtype they are held in.
+        weight_bytes: Parameters as they are held: rounded where that is asked for, or usual for a draft on a CPU.
         kv_bytes_per_token: Keys and values of all layers.
     """
 
@@ -143,22 +146,37 @@ def plan_memory(config: GeneratorConfig) -> MemoryPlan:
     configs = [load_config(spec) for spec in specs]
     for spec, found in zip(specs, configs, strict=True):
         refuse_config(found, spec.label)
-    plans = [_plan_model(spec, found, config.dtype) for spec, found in zip(specs, configs, strict=True)]
+    device = pick_device(config.target.device or config.device)
+    usual = ["none", *["auto" if device.type == "cpu" else "none"] * (len(specs) - 1)]
+    roundings = [
+        "none" if spec.loaded and not spec.take else spec.quantization or rounding
+        for spec, rounding in zip(specs, usual, strict=True)
+    ]
+    plans = [
+        _plan_model(spec, found, config.dtype, _BYTES[rounding])
+        for spec, found, rounding in zip(specs, configs, roundings, strict=True)
+    ]
     backend = SdpaAttention()
     context = context_limit(config, configs[0])
-    device = pick_device(config.target.device or config.device)
     per_token = [plan.kv_bytes_per_token for plan in plans]
     blocks = kv_blocks(config, per_token, backend, context, device)
     tokens = blocks * backend.block_size
     return MemoryPlan(plans[0], tuple(plans[1:]), tokens * sum(per_token), tokens, context)
 
 
-def _plan_model(spec: Model, config: PretrainedConfig, dtype: str) -> ModelPlan:
+def _plan_model(spec: Model, config: PretrainedConfig, dtype: str, rounded: float | None) -> ModelPlan:
     wanted = torch_dtype(spec.dtype or dtype)
     held = wanted if isinstance(wanted, torch.dtype) else getattr(config, "dtype", None) or torch.float32
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     weights = sum(p.numel() for p in model.parameters()) * held.itemsize
+    if rounded is not None:
+        embeddings = model.get_input_embeddings().weight
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                # An output layer that shares the embeddings' weights gets rounded ones of its own.
+                plain = 0 if layer.weight is embeddings else held.itemsize
+                weights += int(layer.weight.numel() * (rounded - plain))
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

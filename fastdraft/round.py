@@ -73,12 +73,6 @@ class Draft:
         levels_L = None if self.levels_L is None else self.levels_L[:n]
         return Draft(self.tokens_G[:n], self.sources[:n], q_SV, sampled, levels_L)
 
-    def behind(self, lead: Sequence[int], source: str) -> Draft:
-        """The same with tokens of another source before it, point masses."""
-        tokens_G = torch.cat([self.tokens_G.new_tensor(lead), self.tokens_G])
-        sampled = tuple(i + len(lead) for i in self.sampled)
-        return Draft(tokens_G, (source,) * len(lead) + self.sources, self.q_SV, sampled, self.levels_L)
-
 
 class Rows(NamedTuple):
     """What a forward returns: the last ``keep[b]`` rows of every request, packed in order.

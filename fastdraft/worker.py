@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from fastdraft._log import get_logger
 from fastdraft.engine import Engine
-from fastdraft.errors import EngineFailedError, GeneratorClosedError, QueueFullError, owned
+from fastdraft.errors import ConfigError, EngineFailedError, GeneratorClosedError, QueueFullError, owned
 from fastdraft.request import Request
 from fastdraft.results import Metrics
 
@@ -57,7 +57,13 @@ class Worker:
             GeneratorClosedError: After `close`.
             EngineFailedError: After a device fault.
             QueueFullError: Too many wait already; none of them is queued.
+            ConfigError: The generator's own thread asks, which would wait for itself.
         """
+        if threading.current_thread() is self._thread:
+            raise ConfigError(
+                "a call came from a function that the generator runs between its rounds, and would wait for itself.",
+                hint="Such a function, as DynamicAlpha's utilisation, may read metrics() but not generate.",
+            )
         with self._wake:
             self._check_open()
             waiting = len(self._inbox) + (0 if self._engine is None else len(self._engine.scheduler.waiting))
@@ -89,12 +95,15 @@ class Worker:
         return self.ask(Engine.metrics)
 
     def ask(self, question: Callable[[Engine], T]) -> T:
-        """Runs a question on the engine's own thread, between rounds, and waits for its answer.
+        """Runs a question on the engine's own thread, between rounds, and waits for its answer; there itself, at once.
 
         Raises:
             GeneratorClosedError: After `close`.
             EngineFailedError: After a device fault.
         """
+        if threading.current_thread() is self._thread:
+            assert self._engine is not None
+            return question(self._engine)
         answer: Future[T] = Future()
 
         def errand(engine: Engine) -> None:

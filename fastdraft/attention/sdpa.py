@@ -24,7 +24,7 @@ from fastdraft.attention.base import Span, Step
 
 __all__ = ["SdpaAttention"]
 
-_FEW = 17  # rows of the longest verify
+_FEW = 17  # committed rows that are read in pieces; more are a prompt's
 _TILE = 4  # the kernel's products of fewer rows sum in another order
 
 
@@ -93,8 +93,8 @@ class _Piece(NamedTuple):
 def _pieces(span: Span, window: int | None, block: int) -> Iterator[_Piece]:
     """A few rows in pieces whose bounds do not depend on the rows beside them; more of a prompt as one piece."""
     position, end = span.past, span.past + span.rows
-    if span.rows > _FEW:
-        rows = span.rows - span.drafted
+    rows = span.rows - span.drafted
+    if rows > _FEW:
         low = 0 if window is None else max(0, position - window + 1)
         whole = position == 0 and (window is None or rows <= window)
         position += rows

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import fastdraft
 from fastdraft.cli.models import DEFAULT_MODEL
-from fastdraft.cli.named import Chat, Drafts, Gamma, Prompts, Target, Temperature, named_draft, named_model
+from fastdraft.cli.named import Chat, Drafts, Gamma, Prompts, Target, Temperature, named_drafts, named_model
 from fastdraft.precedence import resolve_params
 from fastdraft.workload import read_prompts
 
@@ -68,11 +68,10 @@ def audit(
     from fastdraft.audit import audit as run
 
     console = Console()
-    sources = {name: source for name in draft or ("ngram",) if (source := named_draft(name)) is not None}
-
+    sources = named_drafts(draft)
     report = run(
         named_model(target),
-        list(sources.values()) or None,
+        sources or None,
         asked,
         params=fastdraft.SamplingParams(**given),
         tokens=tokens,
@@ -82,7 +81,7 @@ def audit(
     if as_json:
         typer.echo(report.to_json())
     else:
-        _print(console, report, {"target": target, "draft": ", ".join(sources) or "none"})
+        _print(console, report, {"target": target, "draft": ", ".join(draft or ("ngram",)) if sources else "none"})
     if report.verdict == "lossy":
         raise typer.Exit(1)
 

@@ -12,9 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-import fastdraft
 from fastdraft.cli.models import DEFAULT_MODEL
-from fastdraft.cli.named import Chat, Drafts, Prompts, Target, named_draft, named_model
+from fastdraft.cli.named import Chat, Drafts, Prompts, Target, named_drafts, named_model
+from fastdraft.config import make_config
 from fastdraft.errors import ConfigError
 from fastdraft.workload import read_prompts
 
@@ -53,24 +53,33 @@ def bench(
 
     asked = None if prompts is None else read_prompts(prompts, chat=chat)
     lengths = GAMMAS if gamma is None else [_length(value) for value in gamma]
-    sources = [named_draft(name) for name in draft or ("ngram",)]
-    kept = [source for source in sources if source is not None]
-    with fastdraft.Generator(named_model(target), draft=kept or None, dtype=dtype) as generator:
-        report = run(
-            generator,
-            asked,
-            tokens=tokens,
-            gammas=lengths,
-            repeats=repeats,
-            temperature=temperature,
-            seed=seed,
-            progress=True,
-        )
+    _check_outputs(json_path, plot_path)
+    report = run(
+        make_config({"target": named_model(target), "draft": named_drafts(draft) or None, "dtype": dtype}),
+        asked,
+        tokens=tokens,
+        gammas=lengths,
+        repeats=repeats,
+        temperature=temperature,
+        seed=seed,
+        progress=True,
+    )
     _print(report, target)
     if json_path is not None:
         json_path.write_text(json.dumps(to_jsonable_python(report), indent=2) + "\n", "utf-8")
     if plot_path is not None:
         plot(report, plot_path)
+
+
+def _check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
+    """Refuses before anything runs what could not be written at the end."""
+    for option, path in (("--json", json_path), ("--plot", plot_path)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{option} names {path}, but {path.parent} is no folder.", hint="Make the folder first.")
+    if plot_path is not None:
+        from fastdraft.bench import check_plot
+
+        check_plot(plot_path)
 
 
 def _length(value: str) -> int | Literal["auto"]:

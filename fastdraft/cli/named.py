@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -14,7 +15,10 @@ from fastdraft.models.store import load_path
 if TYPE_CHECKING:
     from fastdraft import DraftModel, NGram
 
-__all__ = ["Chat", "Drafts", "Gamma", "Prompts", "Target", "Temperature", "named_draft", "named_model"]
+__all__ = [
+    *("Chat", "Drafts", "Gamma", "Prompts", "Target", "Temperature"),
+    *("named_draft", "named_drafts", "named_model"),
+]
 
 Target: TypeAlias = Annotated[
     str, typer.Option(help="Hub id, folder, .gguf file, or a name that 'fastdraft models' lists.")
@@ -37,6 +41,17 @@ Gamma: TypeAlias = Annotated[
 def named_model(name: str) -> str | Path:
     """A name that ``fastdraft models`` lists becomes its folder, fetched where it is missing; others stay."""
     return load_path(name, progress=True) if name.lower() in CATALOGUE else name
+
+
+def named_drafts(names: Sequence[str] | None) -> list[DraftModel | NGram]:
+    """Each once, n-grams where none is named; a second draft model is known by the name that was typed."""
+    found: dict[str, DraftModel | NGram] = {}
+    for name in names or ("ngram",):
+        source = named_draft(name)
+        if source is not None:
+            taken = source.name in (other.name for other in found.values())
+            found.setdefault(name, source.model_copy(update={"name": name}) if taken else source)
+    return list(found.values())
 
 
 def named_draft(name: str) -> DraftModel | NGram | None:

@@ -61,6 +61,11 @@ class PagedCache:
         for pool_SND in (*self.keys, *self.values):
             pool_SND.view(-1, self._block_size, *pool_SND.shape[1:]).index_fill_(0, index_B, 0)
 
+    def clear_slots(self, first: int, end: int) -> None:
+        """Zeroes slots first .. end - 1."""
+        for pool_SND in (*self.keys, *self.values):
+            pool_SND[first:end] = 0
+
 
 class StepCache:
     """A cache by the names transformers calls; ``update`` writes this forward's keys and values into the pool.

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fastdraft._log import get_logger
+from fastdraft.errors import ConfigError
 from fastdraft.models.store import cache_dir
 
 if TYPE_CHECKING:
@@ -119,9 +120,16 @@ def cut_head(model: PreTrainedModel, ids: tuple[int, ...]) -> None:
     Args:
         model: Ours to change, or a view.
         ids: Ascending.
+
+    Raises:
+        ConfigError: An output layer whose rows are not its tokens'.
     """
     head = model.get_output_embeddings()
-    assert isinstance(head, nn.Linear)
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"the draft's output layer is a {type(head).__name__}; vocabulary= can only restrict a plain linear layer.",
+            hint="Leave vocabulary out.",
+        )
     ids_K: Tensor = torch.tensor(ids, device=head.weight.device)
     cut = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, device="meta")
     cut.weight = nn.Parameter(head.weight.detach()[ids_K], requires_grad=False)

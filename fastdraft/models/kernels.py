@@ -141,15 +141,21 @@ def _quantise(model: PreTrainedModel, few: int, key: str | None, *, fine: bool) 
 
 
 def _try(rounding: Rounding) -> int:
-    """Runs a small layer once; up to how many rows int4 is asked for."""
+    """Runs a small layer of the largest numbers once, and looks at the result; up to how many rows int4 is asked for.
+
+    Raises:
+        RuntimeError: No such kernel, or one that computes wrong: without VNNI, sums of two products may saturate.
+    """
     weight_NK = torch.ones(64, 64, dtype=torch.bfloat16)
-    if rounding == "int8":
-        Int8Linear(round_int8(weight_NK), None)(weight_NK[:1])
-        return 0
-    rounded = round_int4(weight_NK)
-    assert rounded is not None
-    Int4Linear(rounded, None)(weight_NK[:1])
-    return _MANY
+    layer: nn.Module = Int8Linear(round_int8(weight_NK), None)
+    if rounding == "int4":
+        rounded = round_int4(weight_NK)
+        assert rounded is not None
+        layer = Int4Linear(rounded, None)
+    y_TN = layer(weight_NK[:1])
+    if not torch.allclose(y_TN.float(), torch.tensor(64.0), rtol=0.01):
+        raise RuntimeError(f"its {rounding} kernel computes {y_TN[0, 0].item():g} where 64 is right")
+    return _MANY if rounding == "int4" else 0
 
 
 def _narrows(site: Site) -> bool:
@@ -164,6 +170,7 @@ def _rows_for_int4(model: nn.Module) -> int:
     )
     weight_NK = site.weight()
     rounded = round_int4(weight_NK)
+    _try("int8")
     if rounded is None:
         return 0
     four, eight = Int4Linear(rounded, None), Int8Linear(round_int8(weight_NK), None)

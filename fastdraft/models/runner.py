@@ -105,6 +105,14 @@ class Runner:
         self._cache.clear_blocks([block for block in table.blocks if block not in held])
         self._cache.copy_blocks(copies)
 
+    def clear_behind(self, table: Table) -> None:
+        """Zeroes what a forward that was not finite left behind a table's last token: the next one would read it."""
+        size = self._backend.block_size
+        index, used = divmod(table.length, size)
+        # A block that is not ours alone was not written.
+        if used and table.pool.writable(table.blocks[index]):
+            self._cache.clear_slots(table.blocks[index] * size + used, (table.blocks[index] + 1) * size)
+
     def forward(self, feeds: Sequence[Feed], tables: Sequence[Table], keep: Sequence[int]) -> Rows:
         """Runs the model once over all sequences and advances their tables.
 

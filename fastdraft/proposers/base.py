@@ -53,7 +53,3 @@ class Proposer(Protocol):
     def forget(self, request: Request) -> None:
         """Frees all that is held for a request; harmless for an unknown one."""
         ...
-
-    def close(self) -> None:
-        """Keeps what is to outlive the generator."""
-        ...

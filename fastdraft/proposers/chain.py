@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from fastdraft.control.costs import Forward
 from fastdraft.control.course import Offer
 from fastdraft.proposers.base import Proposer
@@ -68,7 +70,7 @@ class Chain:
             if request.trail is not None:
                 request.trail.back()
             if lead:
-                drafts[i] = drafts[i].behind(lead, FORCED)
+                drafts[i] = _behind(lead, drafts[i])
         return Drafted(drafts, spent)
 
     def observe(self, requests: Sequence[Request]) -> None:
@@ -81,7 +83,9 @@ class Chain:
         for source in self.sources:
             source.forget(request)
 
-    def close(self) -> None:
-        """Tells every source."""
-        for source in self.sources:
-            source.close()
+
+def _behind(lead: Sequence[int], draft: Draft) -> Draft:
+    """A draft with forced tokens before it."""
+    tokens_G = torch.cat([draft.tokens_G.new_tensor(lead), draft.tokens_G])
+    sampled = tuple(i + len(lead) for i in draft.sampled)
+    return Draft(tokens_G, (FORCED,) * len(lead) + draft.sources, draft.q_SV, sampled, draft.levels_L)

@@ -16,7 +16,6 @@ from fastdraft.control.course import Offer
 from fastdraft.control.gamma import EDGES
 from fastdraft.errors import CacheFullError
 from fastdraft.kv.table import Table
-from fastdraft.models.frequent import Frequencies
 from fastdraft.models.runner import Feed, Runner
 from fastdraft.proposers.base import Proposal
 from fastdraft.request import Request
@@ -90,7 +89,6 @@ class DraftModelProposer:
         vocabulary: Ids of the target's distributions; wider than the draft's own where that is padded.
         chunk: Tokens fed at once while catching up.
         kept: Ids of the tokens its output layer has; None for the first ones.
-        frequencies: Where the tokens of finished requests are counted.
     """
 
     def __init__(
@@ -102,7 +100,6 @@ class DraftModelProposer:
         vocabulary: int,
         chunk: int,
         kept: Sequence[int] | None = None,
-        frequencies: Frequencies | None = None,
     ) -> None:
         self.name = name
         self.runner = runner
@@ -111,9 +108,9 @@ class DraftModelProposer:
         self._chunk = chunk
         self.kept = None if kept is None else tuple(kept)
         self._kept_K = None if kept is None else torch.tensor(kept, device=runner.device)
-        self._frequencies = frequencies
         self._tables: dict[Request, Table] = {}
         self._edges = torch.tensor(EDGES, device=runner.device)
+        self._suspects: list[tuple[Sequence[Request], Tensor]] = []  # this round's forwards, and which were not finite
 
     def offer(self, request: Request, lead: Sequence[int]) -> Offer:
         """What the draft's context leaves, and how far its KV is behind; nothing without free blocks."""
@@ -257,8 +254,11 @@ class DraftModelProposer:
             for r, one in zip(requests, growing, strict=True)
         ]
         scores_BV = scores(logits_BV, histories)
+        best_B1 = scores_BV.amax(-1, keepdim=True)
+        sound_B1 = best_B1.isfinite()
+        self._suspects.append((requests, (~sound_B1 & (best_B1 != -torch.inf))[:, 0]))
         # A broken draft guesses evenly: an exact q like any other, and no other request suffers.
-        scores_BV = torch.where(scores_BV.amax(-1, keepdim=True).isfinite(), scores_BV, 0.0)
+        scores_BV = torch.where(sound_B1, scores_BV, 0.0)
         ruled = [(row, r.trail, r) for row, r in enumerate(requests) if r.trail is not None]
         if not ruled:
             return scores_BV
@@ -291,25 +291,35 @@ class DraftModelProposer:
         return p_BV, chosen_B
 
     def observe(self, requests: Sequence[Request]) -> None:
-        """Rolls back what was not accepted; shares full blocks of committed tokens."""
+        """Rolls back what was not accepted; shares full blocks of committed tokens.
+
+        KV of a forward that was not finite is dropped: a later one would read it, and another request share it.
+        """
+        broken = self._broken()
         for request in requests:
             table = self._tables.get(request)
-            if table is not None:
-                table.truncate(len(request.tokens) - 1)
-                table.publish(request.tokens)
+            if table is None:
+                continue
+            if request in broken:
+                self._tables.pop(request).release()
+                continue
+            table.truncate(len(request.tokens) - 1)
+            table.publish(request.tokens)
+
+    def _broken(self) -> set[Request]:
+        """Requests whose drafts of this round were not finite."""
+        if not self._suspects:
+            return set()
+        flags = torch.cat([broken_B for _, broken_B in self._suspects]).tolist()
+        asked = [request for requests, _ in self._suspects for request in requests]
+        self._suspects.clear()
+        return {request for request, flag in zip(asked, flags, strict=True) if flag}
 
     def forget(self, request: Request) -> None:
         """Gives the request's blocks back."""
         table = self._tables.pop(request, None)
         if table is not None:
             table.release()
-            if self._frequencies is not None:
-                self._frequencies.add(request.generated)
-
-    def close(self) -> None:
-        """Saves what was counted."""
-        if self._frequencies is not None:
-            self._frequencies.save()
 
 
 def _flags(values: object) -> Tensor:

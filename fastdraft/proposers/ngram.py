@@ -125,6 +125,3 @@ class NGramProposer:
     def forget(self, request: Request) -> None:
         """Drops the request's index."""
         self._indexes.pop(request, None)
-
-    def close(self) -> None:
-        """Nothing outlives the generator."""

@@ -81,6 +81,15 @@ def test_a_prompt_has_the_same_bits_with_a_draft_behind_it(past: int, window: in
         assert torch.equal(together[row:][:1], _attend(pool, q_THD[row:][:1], past + row, window))
 
 
+@pytest.mark.parametrize(("past", "rows", "drafted"), [(0, 21, 16), (40, 21, 20), (200, 30, 16)])
+def test_few_rows_have_the_same_bits_before_a_long_draft(past: int, rows: int, drafted: int) -> None:
+    pool = _pool(20, 2, 64, torch.bfloat16)
+    q_THD = _normal(0, rows, 12, 64).bfloat16()
+    together = _attend(pool, q_THD, past, drafted=drafted)
+    for row in range(rows):
+        assert torch.equal(together[row:][:1], _attend(pool, q_THD[row:][:1], past + row))
+
+
 @pytest.mark.parametrize("scattered", (False, True))
 @pytest.mark.parametrize("softcap", (None, 5.0))
 @pytest.mark.parametrize("window", (None, 1, 7, 16, 17, 40))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fastdraft.cli.named import named_drafts
 from tests import tiny
 from tests.cli.test_cli import ESCAPE, call
 
@@ -43,11 +44,25 @@ def test_bench_prints_a_table_and_writes_json_and_a_picture(pair: tuple[str, str
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_several_drafts_are_named_by_what_was_typed():
+    sources = named_drafts(["ngram", "org/a", "org/b", "ngram", "none", "org/a"])
+    assert [source.name for source in sources] == ["ngram", "draft_model", "org/b"]
+    assert [source.kind for source in sources] == ["ngram", "draft_model", "draft_model"]
+    assert [source.name for source in named_drafts(None)] == ["ngram"]
+    assert named_drafts(["none"]) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--gamma", "many"), "gamma is 'many'"),
         (("--prompts", "/there/is/no/such/file"), "cannot be read"),
+        (("--gamma", "0"), "gammas holds 0"),
+        (("--tokens", "0"), "tokens is 0"),
+        (("--repeats", "0"), "repeats is 0"),
+        (("--json", "/there/is/no/rates.json"), "/there/is/no is no folder"),
+        (("--plot", "/there/is/no/rates.png"), "/there/is/no is no folder"),
+        (("--plot", "rates.nonsense"), "its ending is none of"),
     ],
 )
 def test_bench_refuses_before_anything_is_loaded(arguments: tuple[str, ...], said: str):

@@ -12,6 +12,7 @@ from fastdraft import ConfigError, DraftModel, DynamicAlpha, Generator, NGram, S
 from fastdraft.control.alpha import Leniency, alpha_of
 from fastdraft.control.load import Load
 from tests import tiny
+from tests.watch import within
 
 PROMPT = [(7 * i) % 300 + 3 for i in range(20)]
 
@@ -131,6 +132,18 @@ def test_a_gauge_that_answers_nonsense_ends_its_call_alone(generator: Generator,
     with pytest.raises(ConfigError, match="from 0 to 1"):
         generator.generate(PROMPT, max_tokens=8, alpha=DynamicAlpha(utilisation=lambda: answer))
     assert stream.completion.finish_reason == "length"
+
+
+def test_a_gauge_may_ask_its_own_generator_what_runs(generator: Generator) -> None:
+    spec = DynamicAlpha(utilisation=lambda: generator.metrics().running / 16)
+    out = within(lambda: generator.generate(PROMPT, max_tokens=8, alpha=spec, ignore_eos=True))
+    assert set(out.stats.alphas) == {0.5}
+
+
+def test_a_gauge_that_generates_would_wait_for_itself(generator: Generator) -> None:
+    spec = DynamicAlpha(utilisation=lambda: generator.generate(PROMPT, max_tokens=1).completion_tokens / 2)
+    with pytest.raises(ConfigError, match="would wait for itself"):
+        within(lambda: generator.generate(PROMPT, max_tokens=8, alpha=spec))
 
 
 def test_a_gauge_that_raises_ends_its_call_with_its_error(generator: Generator) -> None:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from fastdraft import ConfigError, DraftModel, Generator, Model, NGram
 from fastdraft.models.kernels import fasten
 from fastdraft.models.prepacked import PrepackedLinear
+from fastdraft.models.quantised import Int8Linear
 from tests import tiny
 from tests.test_greedy import ARCHITECTURES
 
@@ -173,6 +174,14 @@ def test_where_no_layer_has_an_int4_kernel_the_model_is_prepacked(tmp_path: Path
     assert fasten(model, "int4", label="test", source="") == "prepacked"
 
 
+def test_a_kernel_that_computes_wrong_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As oneDNN's does where pairs of products saturate."""
+    product = Int8Linear._product
+    monkeypatch.setattr(Int8Linear, "_product", lambda self, digit_TK: product(self, digit_TK) / 2)
+    with pytest.raises(ConfigError, match="computes 32 where 64 is right"):
+        Generator(Model(str(saved(tmp_path)), quantization="int8"), None)
+
+
 def _absent(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError("could not run 'onednn::qlinear_prepack'")
 
@@ -215,13 +224,14 @@ def test_verified_tokens_have_the_bits_of_plain_ones(architecture: str, quantiza
     draft = DraftModel(tiny.perturbed(load(folder).float(), 0.03))
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "logprobs": 2, "ignore_eos": True}
     with Generator(Model(str(folder), quantization=quantization), [NGram(min=1), draft], dtype="auto") as generator:
-        outs = []
-        for gamma in (0, 1, 4, 9, 16, "auto"):
-            generator.forget_prefixes()
-            outs.append(generator.generate(PROMPT, gamma=gamma, **options))
-    for out in outs[1:]:
-        assert out.token_ids == outs[0].token_ids
-        assert out.logprobs == outs[0].logprobs
+        for prompt in (PROMPT, PROMPT[:5]):
+            outs = []
+            for gamma in (0, 1, 4, 9, 16, 20, "auto"):
+                generator.forget_prefixes()
+                outs.append(generator.generate(prompt, gamma=gamma, **options))
+            for out in outs[1:]:
+                assert out.token_ids == outs[0].token_ids
+                assert out.logprobs == outs[0].logprobs
     assert any(0 < out.stats.accepted_tokens < out.stats.draft_tokens for out in outs)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from fastdraft import ConfigError, Generator, GeneratorConfig, Model, ModelLoadError, NGram
+from fastdraft import ConfigError, DraftModel, Generator, GeneratorConfig, Model, ModelLoadError, NGram
 from tests import tiny
 
 PROMPT = [(7 * i) % 300 + 3 for i in range(20)]
@@ -71,7 +71,8 @@ def test_a_config_is_one_value(folder: str) -> None:
 
 
 def test_the_plan_agrees_with_what_is_built(folder: str) -> None:
-    config = GeneratorConfig(target=folder, draft=folder, kv_memory="1MiB")
+    draft = DraftModel(Model(folder, quantization="none"))
+    config = GeneratorConfig(target=folder, draft=draft, kv_memory="1MiB")
     plan = Generator.plan(config)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     weights = sum(p.numel() for p in model.parameters()) * 4
@@ -82,6 +83,23 @@ def test_the_plan_agrees_with_what_is_built(folder: str) -> None:
     with Generator.from_config(config) as generator:
         metrics = generator.metrics()
         assert metrics.total_blocks * 16 == plan.kv_tokens == metrics.draft_total_blocks * 16
+
+
+def test_the_plan_counts_weights_as_they_are_held(folder: str) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    weights = sum(p.numel() for p in model.parameters()) * 4
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+
+    def held(quantization: Any) -> int:
+        return Generator.plan(GeneratorConfig(target=Model(folder, quantization=quantization), draft=None)).total_bytes
+
+    plain = held("none")
+    assert plain - held("int8") == 3 * linear
+    assert plain - held("int4") == pytest.approx((4 - 0.5625) * linear, abs=32)
+    (draft,) = Generator.plan(GeneratorConfig(target=folder, draft=folder)).drafts
+    assert weights - draft.weight_bytes == pytest.approx((4 - 1.5625) * linear, abs=32)  # the most "auto" may take
+    (borrowed,) = Generator.plan(GeneratorConfig(target=folder, draft=model, tokenizer=folder)).drafts
+    assert borrowed.weight_bytes == weights
 
 
 def test_one_budget_is_split_by_bytes_a_token(folder: str) -> None:
