@@ -18,7 +18,7 @@ from fastdraft.control.costs import Forward
 from fastdraft.control.course import Played, Turn
 from fastdraft.control.load import Load
 from fastdraft.control.plan import Controller, Spent
-from fastdraft.errors import ConfigError, FastDraftError, NumericalError, owned
+from fastdraft.errors import ConfigError, ConstraintDeadEndError, FastDraftError, NumericalError, owned
 from fastdraft.models.frequent import Frequencies
 from fastdraft.models.gauge import find_gauge
 from fastdraft.models.runner import Feed, Runner
@@ -27,7 +27,8 @@ from fastdraft.proposers.chain import Chain
 from fastdraft.proposers.draft_model import DraftModelProposer
 from fastdraft.request import Request
 from fastdraft.results import TARGET, Chunk, FinishReason, Metrics
-from fastdraft.round import PLAIN, Draft, Plan
+from fastdraft.round import FORCED, PLAIN, Draft, Plan
+from fastdraft.sampling.mask import forbid
 from fastdraft.sampling.probs import History, probs, scores
 from fastdraft.sampling.verify import verify
 from fastdraft.scheduler import Limits, Scheduler, Work
@@ -99,7 +100,9 @@ class Engine:
         batch, plans = self.scheduler.reserve(batch, self._plan(batch))
         if not batch:
             return
-        drafts, drafting = self._chain.propose([work.request for work in batch], plans, self._empty)
+        requests = [work.request for work in batch]
+        leads = [_forced(r)[: p.lead] if p.lead else [] for r, p in zip(requests, plans, strict=True)]
+        drafts, drafting = self._chain.propose(requests, plans, leads, self._empty)
         drafted = time.perf_counter()
         size, logits_RV = self._launch(batch, drafts)
         launched = time.perf_counter()
@@ -121,8 +124,11 @@ class Engine:
             if not work.verifies or not self._set_alpha(request):
                 continue
             assert request.course is not None
-            offers = self._chain.offers(request) if request.params.gamma != 0 else []
-            turns[i] = Turn(request.course, offers, request.left, len(request.tokens), request.tally.rounds == 0)
+            drafts = request.params.gamma != 0
+            lead = _forced(request) if drafts else []
+            offers = self._chain.offers(request, lead) if drafts else []
+            fresh = request.tally.rounds == 0
+            turns[i] = Turn(request.course, offers, request.left, len(request.tokens), fresh, len(lead))
         plans = dict(zip(turns, self._controller.plan(list(turns.values())), strict=True))
         return [plans.get(i, PLAIN) for i in range(len(batch))]
 
@@ -167,7 +173,7 @@ class Engine:
     def _settle(self, rounds: list[Part], logits_RV: Tensor, spent: _Seconds) -> list[Played]:
         """Verifies, commits, trims KV, and tells everyone who waits; returns what control learns from."""
         histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, _, d in rounds]
-        scores_RV = scores(logits_RV, histories)
+        scores_RV = self._constrain(rounds, scores(logits_RV, histories))
         rounds, rows, sound = self._drop_broken(rounds, logits_RV, scores_RV)
         if not rounds:
             return []
@@ -193,6 +199,24 @@ class Engine:
                 self._runner.clear_behind(one.request.table)
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
         return played
+
+    def _constrain(self, rounds: list[Part], scores_RV: Tensor) -> Tensor:
+        """Scores under each request's grammar, along its draft; the rest stays as it is."""
+        rows: list[int] = []
+        masks: list[Tensor] = []
+        exact: list[bool] = []
+        first = 0
+        for request, _, draft in rounds:
+            count = len(draft) + 1
+            if request.trail is not None:
+                started = time.perf_counter()
+                masks.append(request.trail.masks(draft.tokens_G.tolist()))
+                request.tally.constraint_seconds += time.perf_counter() - started
+                rows += range(first, first + count)
+                assert request.course is not None
+                exact += [request.warp.greedy and request.course.alpha == 1] * count
+            first += count
+        return forbid(scores_RV, rows, torch.cat(masks), exact=exact) if masks else scores_RV
 
     def _drop_broken(
         self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor
@@ -244,8 +268,19 @@ class Engine:
         done = request.finish_reason is not None
         if done:
             self._end(request)
-        drafted = len(outcome.drafted)
-        return Played(request.course, one.plan, drafted, accepted, outcome.chances, outcome.levels, len(tokens), done)
+        forced, forced_kept = outcome.sources.count(FORCED), outcome.sources[:accepted].count(FORCED)
+        return Played(
+            request.course,
+            one.plan,
+            len(outcome.drafted) - forced,
+            accepted - forced_kept,
+            outcome.chances,
+            outcome.levels,
+            len(tokens),
+            done,
+            forced,
+            forced_kept,
+        )
 
     def _sweep(self) -> None:
         """Ends cancelled and late requests before they cost another round."""
@@ -316,11 +351,22 @@ class Engine:
         )
 
 
-def _numerical(request: Request, logits_V: Tensor) -> NumericalError:
+def _forced(request: Request) -> list[int]:
+    """Tokens that a request's grammar forces after what is committed."""
+    return [] if request.trail is None else request.trail.forced()
+
+
+def _numerical(request: Request, logits_V: Tensor) -> FastDraftError:
     if not torch.isfinite(logits_V.amax()):
         return NumericalError(
             f"{request.model} returned nan or infinite logits after {len(request.tokens)} tokens.",
             hint="Try another dtype, such as float32; float16 overflows on many models.",
+        )
+    if request.trail is not None:
+        return ConstraintDeadEndError(
+            f"after {len(request.generated)} tokens the grammar, logit_bias, min_tokens and stop ids together leave no "
+            "token that may follow.",
+            hint="Ban fewer tokens, or lower min_tokens.",
         )
     return NumericalError(
         "logit_bias, penalties, min_tokens and stop ids leave no token with a finite score.",

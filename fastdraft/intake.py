@@ -9,7 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastdraft.config import Prompt, SamplingParams
-from fastdraft.errors import ConfigError, InvalidConstraintError, PromptTooLongError
+from fastdraft.constraints.llguidance import Grammars
+from fastdraft.constraints.trail import Trail
+from fastdraft.constraints.types import as_constrained, spec_of
+from fastdraft.errors import ConfigError, PromptTooLongError
 from fastdraft.precedence import check_names, resolve_params
 from fastdraft.prompt import PromptEncoder
 from fastdraft.request import Event, Request, Tally
@@ -80,6 +83,7 @@ class Intake:
         sampling: The model's own, under our names.
         sources: Names of the draft sources.
         label: ``id@revision`` of the target.
+        grammars: Compiled for the target's tokenizer.
     """
 
     tokenizer: Any
@@ -92,6 +96,7 @@ class Intake:
     sampling: Mapping[str, Any]
     sources: tuple[str, ...]
     label: str
+    grammars: Grammars
 
     def request(
         self,
@@ -112,18 +117,16 @@ class Intake:
         Raises:
             ConfigError: A parameter or prompt that cannot be used.
             PromptTooLongError: Longer than the context, or than KV can ever hold.
-            InvalidConstraintError: An output type; they are not supported yet.
+            InvalidConstraintError: An output type that cannot be enforced.
         """
         arrived = time.perf_counter()
-        if ask.output_type is not None:
-            raise InvalidConstraintError(
-                f"output_type={ask.output_type!r} was given, but this version cannot constrain its output.",
-                hint="Leave output_type out and parse the text; see the changelog for when it comes.",
-            )
         resolved = resolve_params(params, ask.overrides, defaults=self.defaults, model=self.sampling)
         self._check(resolved)
         ids = self.encoder.encode(prompt, template_options=ask.template_options, fold_system=ask.fold_system)
         self._check_length(len(ids))
+        ends = frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else frozenset(self.eos))
+        spec = None if ask.output_type is None else spec_of(as_constrained(ask.output_type))
+        trail = None if spec is None else Trail(self.grammars.start(spec), self.vocabulary, ends)
         seed = derive_seed(new_seed() if resolved.seed is None else resolved.seed, sample)
         if resolved.seed is not None:  # so that a sample can be repeated by itself
             resolved = resolved.model_copy(update={"seed": seed})
@@ -136,7 +139,7 @@ class Intake:
             seed=seed,
             # The last token of an output is never fed, so it needs neither a position nor a slot.
             limit=min(len(ids) + resolved.max_tokens, min(self.context, self.capacity) + 1),
-            ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else frozenset(self.eos)),
+            ends=ends,
             text=TextStream(self.tokenizer, ids, resolved.stop),
             decode=lambda token: str(self.tokenizer.decode([token])),
             emit=_unheard,
@@ -146,6 +149,8 @@ class Intake:
             deadline=None if ask.timeout is None else arrived + ask.timeout,
             logprobs=None if resolved.logprobs is None else [],
             rounds=[] if ask.trace else None,
+            trail=trail,
+            spec=spec,
         )
 
     def _check(self, params: SamplingParams) -> None:

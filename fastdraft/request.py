@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastdraft.config import SamplingParams
-from fastdraft.results import FORCED, Chunk, Completion, FinishReason, SourceStats, Stats, TokenLogprob
+from fastdraft.results import Chunk, Completion, FinishReason, SourceStats, Stats, TokenLogprob
+from fastdraft.round import FORCED
 from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
     from fastdraft.constraints.trail import Trail
+    from fastdraft.constraints.types import Spec
     from fastdraft.control.course import Course
     from fastdraft.kv.table import Table
     from fastdraft.sampling.probs import Warp
@@ -118,6 +120,7 @@ class Request:
         cancelled: Set by any thread; honoured before the next round.
         rounds: Traced rounds where a trace was asked for.
         trail: Its grammar, at the committed tokens; only `fastdraft.commit` moves it for good.
+        spec: What its output must be; whoever waits for it parses its text by that.
     """
 
     id: str
@@ -137,6 +140,7 @@ class Request:
     logprobs: list[TokenLogprob] | None = None
     rounds: list[TracedRound] | None = None
     trail: Trail | None = None
+    spec: Spec | None = None
     table: Table | None = None
     course: Course | None = None
     cancelled: bool = False

@@ -18,7 +18,6 @@ T_co = TypeVar("T_co", covariant=True)
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "timeout", "cancelled"]
 
 TARGET = "target"  # the origin of a token that no draft proposed
-FORCED = "forced"  # the source of what a grammar leaves no choice for
 
 
 @dataclass(frozen=True, slots=True)

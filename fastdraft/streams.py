@@ -8,10 +8,11 @@ import os
 import queue
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from fastdraft.errors import ForkedProcessError
+from fastdraft.errors import ForkedProcessError, OutputValidationError
 from fastdraft.request import Event, Request
 from fastdraft.results import Chunk, Completion
 
@@ -57,15 +58,46 @@ class _Handle(Generic[T]):
         """A chunk to hand out, or None when the event is the outcome."""
         if isinstance(event, Chunk):
             return event
-        self._outcome = event
+        self._outcome = event if isinstance(event, BaseException) else self._parse(event)
         self._cancel.detach()
         return None
+
+    def _parse(self, completion: Completion[Any]) -> Completion[Any] | BaseException:
+        """The completion with its value; where its text is none, the error. In the caller's thread: validators are his."""
+        spec = self._request.spec
+        if spec is None:
+            return completion
+        try:
+            return replace(completion, parsed=spec.parse(completion.text))
+        except Exception as error:
+            refusal = OutputValidationError(
+                _why(spec.label, completion), completion=completion, hint=_remedy(completion, error)
+            )
+            refusal.__cause__ = error
+            return refusal
 
     def _result(self) -> Completion[T]:
         assert self._outcome is not None
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         return self._outcome
+
+
+def _why(label: str, completion: Completion[Any]) -> str:
+    count, most = completion.completion_tokens, completion.params.max_tokens
+    if completion.finish_reason == "length" and count >= most:
+        return f"the output is not a whole {label}: it was cut off by max_tokens={most}."
+    if completion.finish_reason == "length":
+        return f"the output is not a whole {label}: the context was full after {count} tokens."
+    if completion.finish_reason == "stop":
+        return f"the output is no valid {label}."
+    return f"the output is not a whole {label}: the call ended by {completion.finish_reason} after {count} tokens."
+
+
+def _remedy(completion: Completion[Any], error: Exception) -> str:
+    if completion.finish_reason == "length":
+        return "Raise max_tokens, or bound its strings and arrays."
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
 
 
 class Stream(_Handle[T], Iterator[Chunk]):

@@ -120,6 +120,7 @@ class Turn(NamedTuple):
         left: Tokens it may still generate.
         context: Its committed tokens.
         fresh: Whether this is its first round.
+        lead: Tokens that its grammar forces, and that lead every draft.
     """
 
     course: Course
@@ -127,6 +128,7 @@ class Turn(NamedTuple):
     left: int
     context: int
     fresh: bool
+    lead: int = 0
 
 
 class Played(NamedTuple):
@@ -135,12 +137,14 @@ class Played(NamedTuple):
     Attributes:
         course: Its state.
         plan: What was planned.
-        drafted: Tokens drafted.
+        drafted: Tokens that the source drafted.
         accepted: Of these, accepted.
         chances: How likely each reached position was to be accepted, from the first.
         levels: How sure the source was of each position; see `fastdraft.control.gamma.Acceptance.observe`.
         tokens: Tokens the round gave.
         done: Whether the call ended with it.
+        forced: Tokens that a grammar proposed.
+        forced_kept: Of these, accepted.
     """
 
     course: Course
@@ -151,3 +155,5 @@ class Played(NamedTuple):
     levels: Sequence[int]
     tokens: int
     done: bool
+    forced: int = 0
+    forced_kept: int = 0

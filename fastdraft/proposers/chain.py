@@ -12,8 +12,7 @@ from fastdraft.control.costs import Forward
 from fastdraft.control.course import Offer
 from fastdraft.proposers.base import Proposer
 from fastdraft.request import Request
-from fastdraft.results import FORCED
-from fastdraft.round import Draft, Plan
+from fastdraft.round import FORCED, Draft, Plan
 
 __all__ = ["Chain", "Drafted"]
 

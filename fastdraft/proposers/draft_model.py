@@ -19,8 +19,7 @@ from fastdraft.kv.table import Table
 from fastdraft.models.runner import Feed, Runner
 from fastdraft.proposers.base import Proposal
 from fastdraft.request import Request
-from fastdraft.results import FORCED
-from fastdraft.round import Draft, Plan, Stop
+from fastdraft.round import FORCED, Draft, Plan, Stop
 from fastdraft.sampling import noise
 from fastdraft.sampling.mask import forbid
 from fastdraft.sampling.probs import History, probs, scores

@@ -10,8 +10,7 @@ from fastdraft.config import NGram
 from fastdraft.control.course import Offer
 from fastdraft.proposers.base import Proposal
 from fastdraft.request import Request
-from fastdraft.results import FORCED
-from fastdraft.round import Draft, Plan
+from fastdraft.round import FORCED, Draft, Plan
 
 __all__ = ["Lookup", "NGramProposer"]
 
