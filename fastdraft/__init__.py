@@ -19,6 +19,7 @@ from fastdraft.config import (
     SamplingOverrides,
     SamplingParams,
 )
+from fastdraft.constrained import Constrained, Json
 from fastdraft.errors import (
     CacheFullError,
     ConfigError,
@@ -65,6 +66,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "ConfigError",
+    "Constrained",
     "ConstraintDeadEndError",
     "DraftModel",
     "DynamicAlpha",
@@ -75,6 +77,7 @@ __all__ = [
     "GeneratorClosedError",
     "GeneratorConfig",
     "InvalidConstraintError",
+    "Json",
     "MemoryPlan",
     "Metrics",
     "MissingDependencyError",

@@ -1,0 +1,77 @@
+"""JSON schemas of Python types as pydantic reads them, told so that what fits the schema is read."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from fastdraft.constraints.formats import CLOCK, DATE, FORMATS, ZONE
+
+__all__ = ["schema_of"]
+
+
+def schema_of(adapter: TypeAdapter[Any], *, omit_defaults: bool) -> dict[str, Any]:
+    """The schema of what a type reads from JSON.
+
+    Args:
+        adapter: The type's adapter.
+        omit_defaults: Whether fields with a default may be left out.
+    """
+    return adapter.json_schema(schema_generator=_Reading if omit_defaults else _ReadingAll, mode="validation")
+
+
+class _Reading(GenerateJsonSchema):
+    ignored_warning_kinds: ClassVar[Any] = {"skipped-choice", "non-serializable-default", "skipped-discriminator"}
+
+    def field_is_present(self, field: Any) -> bool:
+        return super().field_is_present(field) and field.get("init") is not False
+
+    def decimal_schema(self, schema: Any) -> dict[str, Any]:
+        """A number; pydantic also reads strings, by a pattern that no grammar can follow."""
+        bounds = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
+        result = {"type": "number"} | {name: _plain(schema[key]) for key, name in bounds.items() if key in schema}
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        if digits is not None:
+            end = 10 ** max(digits - (places or 0), 0)
+            result["exclusiveMaximum"] = min(result.get("exclusiveMaximum", end), end)
+            result["exclusiveMinimum"] = max(result.get("exclusiveMinimum", -end), -end)
+        steps = [] if places is None else [_plain(Decimal(1).scaleb(-places))]
+        steps += [_plain(schema["multiple_of"])] if "multiple_of" in schema else []
+        if len(steps) > 1:
+            return result | {"allOf": [{"multipleOf": step} for step in steps]}
+        return result | {"multipleOf": step for step in steps}
+
+    def datetime_schema(self, schema: Any) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^{DATE}T{CLOCK}{_zone(schema)}$"}
+
+    def time_schema(self, schema: Any) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^{CLOCK}{_zone(schema)}$"}
+
+    def url_schema(self, schema: Any) -> dict[str, Any]:
+        """With the schemes and the host that pydantic asks for."""
+        result = super().url_schema(schema)
+        if schemes := schema.get("allowed_schemes"):
+            del result["format"]
+            path = r"(?::[1-9][0-9]{0,3})?(?:[/?#][!-~]*)?"
+            result["pattern"] = f"^(?:{'|'.join(schemes)})://{FORMATS['hostname']}{path}$"
+        return result
+
+
+class _ReadingAll(_Reading):
+    """Every field is written, so that what is left out is never by chance; keys that a TypedDict need not have may."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return field["type"] != "typed-dict-field" or super().field_is_required(field, total)
+
+
+def _zone(schema: Any) -> str:
+    """The time zone that a datetime or time takes: none, one, or either."""
+    asked = schema.get("tz_constraint")
+    return "" if asked == "naive" else f"(?:{ZONE})?" if asked is None else ZONE
+
+
+def _plain(value: Any) -> int | float:
+    return int(value) if value == int(value) else float(value)

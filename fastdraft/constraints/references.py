@@ -1,0 +1,143 @@
+"""Where references lead inside one JSON schema: pointers, anchors and identifiers. Nothing is fetched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urljoin
+
+from fastdraft.constraints.keywords import check_keywords, children, draft_of, refusal
+
+__all__ = ["Place", "References"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A subschema, and where it stands.
+
+    Attributes:
+        schema: The subschema.
+        pointer: Its JSON pointer from the root, such as ``#/properties/a``.
+        base: The identifier that its references are relative to.
+    """
+
+    schema: Any
+    pointer: str = "#"
+    base: str = ""
+
+    def child(self, *path: str | int) -> Place:
+        """The subschema at a path from here."""
+        schema, pointer, base = self.schema, self.pointer, self.base
+        for step in path:
+            schema = schema[step]
+            if isinstance(schema, Place):  # made by us, it knows where it comes from
+                return schema
+            pointer += "/" + str(step).replace("~", "~0").replace("/", "~1")
+            base = _base_of(schema, base)
+        return Place(schema, pointer, base)
+
+
+class References:
+    """Every subschema of a document, and what its references mean.
+
+    Args:
+        schema: The document.
+
+    Attributes:
+        draft: The draft it is written in.
+        root: The whole document.
+
+    Raises:
+        InvalidConstraintError: A malformed keyword, or a reference that leads nowhere in the document.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        self.draft = draft_of(schema)
+        self.root = Place(schema, base=_base_of(schema, ""))
+        self._resources = {"": self.root}
+        self._anchors: dict[tuple[str, str], Place] = {}
+        self._dynamic: Counter[str] = Counter()
+        self._seen: dict[str, Place] = {}
+        self._add(self.root)
+        for place in list(self._seen.values()):
+            for keyword in ("$ref", "$dynamicRef"):
+                if isinstance(place.schema, dict) and keyword in place.schema:
+                    self.resolve(place, keyword)
+
+    def resolve(self, place: Place, keyword: str = "$ref") -> Place:
+        """The subschema that a reference names.
+
+        Raises:
+            InvalidConstraintError: There is none in the document.
+        """
+        reference = place.schema[keyword]
+        join = place.base + reference if reference.startswith("#") else urljoin(place.base, reference)
+        resource, _, fragment = join.partition("#")
+        target = self._resources.get(resource)
+        if target is None:
+            raise refusal(
+                keyword, place.pointer, f"{reference!r} leads out of the schema; nothing is fetched.", _BRING_IN
+            )
+        fragment = unquote(fragment)
+        if fragment.startswith("/"):
+            target = self._follow(target, fragment)
+        elif fragment:
+            target = self._anchors.get((resource, fragment))
+        if target is None:
+            raise refusal(keyword, place.pointer, f"{reference!r} leads nowhere.", "Point it at a part of the schema.")
+        if keyword == "$dynamicRef" and target.schema is not True and target.schema is not False:
+            name = target.schema.get("$dynamicAnchor")
+            if name == fragment and self._dynamic[name] > 1:
+                raise refusal(
+                    keyword,
+                    place.pointer,
+                    f"{reference!r} has {self._dynamic[name]} anchors, chosen by the way that validation takes.",
+                    "Use $ref to the one you mean.",
+                )
+        self._add(target)  # no keyword need lead there
+        return target
+
+    def _follow(self, place: Place, pointer: str) -> Place | None:
+        for step in pointer[1:].split("/"):
+            name: str | int = step.replace("~1", "/").replace("~0", "~")
+            try:
+                place = place.child(int(name) if isinstance(place.schema, list) else name)
+            except (KeyError, IndexError, TypeError, ValueError):
+                return None
+        return place
+
+    def _add(self, place: Place) -> None:
+        """Checks a subschema and those in it, and files them under their names."""
+        waiting = [place]
+        while waiting:
+            place = waiting.pop()
+            if place.pointer in self._seen:
+                continue
+            check_keywords(place.schema, place.pointer, self.draft)
+            self._seen[place.pointer] = place
+            if not isinstance(place.schema, dict):
+                continue
+            draft_of(place.schema)  # a part may name another one, as long as it is known
+            if (identifier := place.schema.get("$id", place.schema.get("id"))) is not None:
+                if identifier.startswith("#"):  # how drafts 4 to 7 wrote an anchor
+                    self._anchors[place.base, identifier[1:]] = place
+                else:
+                    self._resources[place.base] = place
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                if keyword in place.schema:
+                    self._anchors[place.base, place.schema[keyword]] = place
+            if "$dynamicAnchor" in place.schema:
+                self._dynamic[place.schema["$dynamicAnchor"]] += 1
+            waiting += [place.child(*path) for path in children(place.schema)]
+
+
+_BRING_IN = "Copy its target into $defs and point there."
+
+
+def _base_of(schema: Any, base: str) -> str:
+    """The identifier that references in a subschema are relative to."""
+    identifier = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
+    if not isinstance(identifier, str) or identifier.startswith("#"):
+        return base
+    return urljoin(base, identifier).partition("#")[0]

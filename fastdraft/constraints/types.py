@@ -1,0 +1,185 @@
+"""What users pass as ``output_type``: Python types, schemas, patterns, grammars and choices, made one kind of thing."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import EnumMeta
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic import TypeAdapter
+
+from fastdraft.constrained import Constrained, Json
+from fastdraft.constraints.jsonschema import Validation
+from fastdraft.constraints.patterns import find_flaw, whole
+from fastdraft.constraints.pydantic import schema_of
+from fastdraft.constraints.schema import normalise, plain_json
+from fastdraft.errors import InvalidConstraintError
+
+__all__ = ["Spec", "as_constrained", "spec_of"]
+
+_ACCEPTED = (
+    "Pass a type that pydantic reads (a model, dataclass, TypedDict, Enum, Literal, Union, list, int, ...), a JSON schema "
+    "as a dict, a list of strings, Json(), or a Regex, CFG, JsonSchema or Choice from outlines.types."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a grammar engine compiles for an output type, and how its text is read.
+
+    Attributes:
+        kind: What ``source`` is.
+        source: A plain JSON schema, a regular expression for the whole text, a Lark grammar, or the texts to choose from.
+        parse: The Python value of a finished text; raises ValueError where it is not valid.
+        label: For errors and logs; nothing of the user's data.
+        checks: Keywords of a schema that the grammar leaves to ``parse``.
+        whitespace: Whether JSON may have whitespace between its parts.
+    """
+
+    kind: Literal["json", "regex", "lark", "choice"]
+    source: Any
+    parse: Callable[[str], Any]
+    label: str
+    checks: tuple[str, ...] = ()
+    whitespace: bool = False
+
+
+def as_constrained(output_type: Any) -> Constrained:
+    """What a user passed as ``output_type``, with the default options where it has none."""
+    return output_type if isinstance(output_type, Constrained) else Constrained(output_type)
+
+
+def spec_of(constrained: Constrained) -> Spec:
+    """Reads an output type.
+
+    A `Literal` or `Enum` of strings is a choice of raw texts, as a list of strings is; every other type is JSON.
+
+    Raises:
+        InvalidConstraintError: It is none, or it cannot be enforced; says what is wrong, where and what to do.
+    """
+    given = constrained.type
+    if isinstance(given, Json):
+        return Spec("json", {}, _read_json, "JSON", whitespace=constrained.whitespace)
+    if isinstance(given, Mapping):
+        return _of_schema(given, constrained)
+    if isinstance(given, list | tuple):
+        return _of_choice(given)
+    if type(given).__module__.partition(".")[0] == "outlines":
+        return _of_outlines(given, constrained)
+    if isinstance(given, EnumMeta) and all(isinstance(member.value, str) for member in given):
+        return _of_texts({member.value: member for member in given}, given.__name__)
+    if get_origin(given) is Literal and all(isinstance(member, str) for member in get_args(given)):
+        return _of_texts({str(getattr(member, "value", member)): member for member in get_args(given)}, "Literal")
+    return _of_type(given, constrained)
+
+
+def _of_type(given: Any, constrained: Constrained) -> Spec:
+    if inspect.isroutine(given) or isinstance(given, str | bytes | int | float | set | frozenset):
+        _refuse(given)
+    label = getattr(given, "__name__", None) or str(given).removeprefix("typing.")
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(given)
+        adapter.rebuild(raise_errors=True)  # a name that nothing defines is only found now
+        schema = schema_of(adapter, omit_defaults=constrained.omit_defaults)
+    except Exception as error:  # pydantic's own, or what the user's type raises when it is asked for its schema
+        _refuse(given, error)
+    plain = normalise(schema, max_string=constrained.max_string, max_items=constrained.max_items)
+    return Spec("json", plain.schema, adapter.validate_json, label, plain.checks, constrained.whitespace)
+
+
+def _of_schema(schema: Mapping[str, Any], constrained: Constrained) -> Spec:
+    plain = normalise(schema, max_string=constrained.max_string, max_items=constrained.max_items)
+    validation = Validation(plain_json(schema))
+    return Spec(
+        "json",
+        plain.schema,
+        lambda text: validation.check(_read_json(text)),
+        "the JSON schema",
+        plain.checks,
+        constrained.whitespace,
+    )
+
+
+def _of_outlines(term: Any, constrained: Constrained) -> Spec:
+    from outlines.types import dsl
+
+    match term:
+        case dsl.JsonSchema():
+            if term.whitespace_pattern is not None:
+                raise InvalidConstraintError(
+                    "the JsonSchema has a whitespace_pattern, which is not followed.",
+                    hint="Use Constrained(schema, whitespace=True).",
+                )
+            return _of_schema(json.loads(term.schema), constrained)
+        case dsl.CFG():
+            return Spec("lark", term.definition, str, "the grammar")
+        case dsl.Regex():
+            return _of_regex(term.pattern)
+        case dsl.String():
+            return _of_choice([term.value])
+        case dsl.Choice() if all(isinstance(item, str) for item in term.items):
+            return _of_choice(term.items)
+        case dsl.Alternatives() if all(isinstance(part, dsl.String) for part in term.terms):
+            return _of_choice([part.value for part in term.terms])
+        case dsl.Term():
+            try:
+                return _of_regex(dsl.to_regex(term))
+            except (TypeError, NotImplementedError) as error:
+                _refuse(term, error)
+    _refuse(term)
+
+
+def _of_regex(pattern: str) -> Spec:
+    if flaw := find_flaw(pattern):
+        raise InvalidConstraintError(
+            f"the regular expression {pattern!r} cannot be enforced: {flaw.what} at position {flaw.position}.",
+            hint="Write it without: what may follow and what came before is not known while a text is written.",
+        )
+    matches = re.compile(whole(pattern)).fullmatch
+
+    def parse(text: str) -> str:
+        if matches(text) is None:
+            raise ValueError("the text does not match the regular expression")
+        return text
+
+    return Spec("regex", whole(pattern), parse, "the regular expression")
+
+
+def _of_choice(choices: Sequence[Any]) -> Spec:
+    for index, choice in enumerate(choices):
+        if not isinstance(choice, str):
+            raise InvalidConstraintError(
+                f"choice {index} is a {type(choice).__name__}, expected a string.",
+                hint="For other values pass a Literal or an Enum; they are written as JSON.",
+            )
+    return _of_texts({choice: choice for choice in choices}, f"a choice of {len(choices)}")
+
+
+def _of_texts(members: Mapping[str, Any], label: str) -> Spec:
+    if not members:
+        raise InvalidConstraintError(f"{label} is empty, so there is nothing to choose.", hint="Give it a member.")
+
+    def parse(text: str) -> Any:
+        if text not in members:
+            raise ValueError(f"the text is none of the {len(members)} choices")
+        return members[text]
+
+    return Spec("choice", tuple(members), parse, label)
+
+
+def _read_json(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse(given: Any, error: Exception | None = None) -> NoReturn:
+    shown = f"{given!r:.100}" if isinstance(given, type) or get_origin(given) else f"a {type(given).__name__}"
+    reason = f" ({str(error).splitlines()[0]})" if error and str(error) else ""
+    raise InvalidConstraintError(f"output_type is {shown}, which cannot be read from text{reason}.", hint=_ACCEPTED) from error
