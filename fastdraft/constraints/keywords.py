@@ -25,25 +25,29 @@ Path: TypeAlias = tuple[str | int, ...]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
-_SCHEMA = frozenset(
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SCHEMA = _words(
     "additionalItems additionalProperties contains contentSchema else if items not propertyNames then "
-    "unevaluatedItems unevaluatedProperties".split()
+    "unevaluatedItems unevaluatedProperties"
 )
-_SCHEMAS = frozenset("allOf anyOf oneOf prefixItems".split())
-_NAMED_SCHEMAS = frozenset("$defs definitions dependentSchemas patternProperties properties".split())
-_NUMBERS = frozenset("exclusiveMaximum exclusiveMinimum maximum minimum".split())
-_COUNTS = frozenset(
-    "maxContains maxItems maxLength maxProperties minContains minItems minLength minProperties".split()
-)
-_TEXTS = frozenset("$anchor $dynamicAnchor $dynamicRef $id $ref $schema format id pattern".split())
-_ANNOTATIONS = frozenset(
+_SCHEMAS = _words("allOf anyOf oneOf prefixItems")
+_NAMED_SCHEMAS = _words("$defs definitions dependentSchemas patternProperties properties")
+_NUMBERS = _words("exclusiveMaximum exclusiveMinimum maximum minimum")
+_COUNTS = _words("maxContains maxItems maxLength maxProperties minContains minItems minLength minProperties")
+_TEXTS = _words("$anchor $dynamicAnchor $dynamicRef $id $ref $schema format id pattern")
+_ANNOTATIONS = _words(
     "$anchor $comment $defs $dynamicAnchor $id $schema $vocabulary contentEncoding contentMediaType contentSchema "
-    "default definitions deprecated description discriminator example examples id readOnly title writeOnly".split()
+    "default definitions deprecated description discriminator example examples id readOnly title writeOnly"
 )
-_SINCE = {"const": 6, "contains": 6, "propertyNames": 6, "else": 7, "if": 7, "then": 7} | dict.fromkeys(
-    "dependentRequired dependentSchemas maxContains minContains unevaluatedItems unevaluatedProperties".split(), 2019
-)
+_SINCE = {"const": 6, "contains": 6, "propertyNames": 6, "else": 7, "if": 7, "then": 7}
+_SINCE |= dict.fromkeys(_words("dependentRequired dependentSchemas maxContains minContains"), 2019)
+_SINCE |= dict.fromkeys(_words("unevaluatedItems unevaluatedProperties"), 2019)
 _SINCE |= {"$dynamicRef": 2020, "prefixItems": 2020}
+_DRAFTS = {4: "draft-04", 6: "draft-06", 7: "draft-07", 2019: "draft/2019-09", 2020: "draft/2020-12"}
 _UNTIL = {"additionalItems": 2019, "dependencies": 7}
 _KNOWN = _SCHEMA | _SCHEMAS | _NAMED_SCHEMAS | _NUMBERS | _COUNTS | _TEXTS
 _KNOWN |= {"const", "dependencies", "dependentRequired", "enum", "multipleOf", "required", "type", "uniqueItems"}
@@ -71,10 +75,9 @@ def draft_of(schema: Schema) -> int:
     named = schema.get("$schema") if isinstance(schema, dict) else None
     if named is None:
         return 2020
-    if isinstance(named, str):
-        for draft, name in ((4, "draft-04"), (6, "draft-06"), (7, "draft-07"), (2019, "2019-09"), (2020, "2020-12")):
-            if named.rstrip("#").endswith((f"//json-schema.org/{name}/schema", f"//json-schema.org/draft/{name}/schema")):
-                return draft
+    for draft, name in _DRAFTS.items():
+        if isinstance(named, str) and named.rstrip("#").endswith(f"//json-schema.org/{name}/schema"):
+            return draft
     raise refusal(
         "$schema", "#", f"{named!r} is not a draft that can be enforced.", "Use draft 4, 6, 7, 2019-09 or 2020-12."
     )
@@ -207,18 +210,18 @@ def _numbers_in(value: Any) -> Iterator[int | float]:
 
 def _other(keyword: str) -> str:
     if keyword == "dependencies":
-        return "Use dependentRequired or dependentSchemas, or say \"$schema\": draft-07."
+        return 'Use dependentRequired or dependentSchemas, or say "$schema": draft-07.'
     if keyword == "additionalItems":
-        return "Use prefixItems and items, or say \"$schema\": draft-07."
-    return "Say \"$schema\": \"https://json-schema.org/draft/2020-12/schema\", or leave the keyword out."
+        return 'Use prefixItems and items, or say "$schema": draft-07.'
+    return 'Say "$schema": "https://json-schema.org/draft/2020-12/schema", or leave the keyword out.'
 
 
 def _moved(keyword: str, value: Any) -> str:
     """The remedy for what was right in an older draft."""
     if keyword == "items" and isinstance(value, list):
-        return "Use prefixItems, or say \"$schema\": draft-07."
+        return 'Use prefixItems, or say "$schema": draft-07.'
     if keyword in ("exclusiveMaximum", "exclusiveMinimum") and isinstance(value, bool):
-        return "Write the bound itself, or say \"$schema\": draft-04."
+        return 'Write the bound itself, or say "$schema": draft-04.'
     return ""
 
 

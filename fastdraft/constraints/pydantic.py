@@ -42,7 +42,7 @@ class _Reading(GenerateJsonSchema):
         steps += [_plain(schema["multiple_of"])] if "multiple_of" in schema else []
         if len(steps) > 1:
             return result | {"allOf": [{"multipleOf": step} for step in steps]}
-        return result | {"multipleOf": step for step in steps}
+        return result | ({"multipleOf": steps[0]} if steps else {})
 
     def datetime_schema(self, schema: Any) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^{DATE}T{CLOCK}{_zone(schema)}$"}

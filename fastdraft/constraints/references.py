@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urljoin
 
-from fastdraft.constraints.keywords import check_keywords, children, draft_of, refusal
+from fastdraft.constraints.keywords import check_keywords, children, constraints_of, draft_of, refusal
 
-__all__ = ["Place", "References"]
+__all__ = ["Place", "References", "enter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,14 @@ class References:
         self._add(target)  # no keyword need lead there
         return target
 
+    def follow(self, place: Place) -> Place:
+        """The subschema that a mere reference stands for, at its end."""
+        trail: tuple[str, ...] = ()
+        while isinstance(place.schema, dict) and constraints_of(place.schema) == {"$ref"}:
+            trail = enter(place, trail)
+            place = self.resolve(place)
+        return place
+
     def _follow(self, place: Place, pointer: str) -> Place | None:
         for step in pointer[1:].split("/"):
             name: str | int = step.replace("~1", "/").replace("~0", "~")
@@ -130,6 +138,17 @@ class References:
             if "$dynamicAnchor" in place.schema:
                 self._dynamic[place.schema["$dynamicAnchor"]] += 1
             waiting += [place.child(*path) for path in children(place.schema)]
+
+
+def enter(place: Place, trail: tuple[str, ...]) -> tuple[str, ...]:
+    """Goes on to a subschema for the same value; ``trail`` are those on the way.
+
+    Raises:
+        InvalidConstraintError: It was on the way already, so that it leads nowhere.
+    """
+    if place.pointer in trail:
+        raise refusal("$ref", place.pointer, "it leads only to itself.", "Put a property or an item between.")
+    return (*trail, place.pointer)
 
 
 _BRING_IN = "Copy its target into $defs and point there."

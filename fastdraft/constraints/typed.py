@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import chain
 from typing import Any, Protocol
 
 from fastdraft.constraints.formats import FORMATS
@@ -246,7 +247,7 @@ def _patterns(places: Sequence[Place], reader: Reader) -> tuple[dict[str, Schema
     groups: list[list[str]] = []
     for pattern in kept:
         met = [group for group in groups if any(not disjoint(pattern, other) for other in group)]
-        groups = [group for group in groups if group not in met] + [[*sum(met, []), pattern]]
+        groups = [group for group in groups if group not in met] + [[*chain.from_iterable(met), pattern]]
     merged = {
         "|".join(f"(?:{pattern})" for pattern in group) if len(group) > 1 else group[0]: _either(
             [kept[pattern] for pattern in group]

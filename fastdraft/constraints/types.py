@@ -22,8 +22,8 @@ from fastdraft.errors import InvalidConstraintError
 __all__ = ["Spec", "as_constrained", "spec_of"]
 
 _ACCEPTED = (
-    "Pass a type that pydantic reads (a model, dataclass, TypedDict, Enum, Literal, Union, list, int, ...), a JSON schema "
-    "as a dict, a list of strings, Json(), or a Regex, CFG, JsonSchema or Choice from outlines.types."
+    "Pass a type that pydantic reads (a model, dataclass, TypedDict, Enum, Literal, Union, list, int, ...), a JSON "
+    "schema as a dict, a list of strings, Json(), or a Regex, CFG, JsonSchema or Choice from outlines.types."
 )
 
 
@@ -33,7 +33,7 @@ class Spec:
 
     Attributes:
         kind: What ``source`` is.
-        source: A plain JSON schema, a regular expression for the whole text, a Lark grammar, or the texts to choose from.
+        source: A plain JSON schema, a regular expression for the whole text, a Lark grammar, or a tuple of texts.
         parse: The Python value of a finished text; raises ValueError where it is not valid.
         label: For errors and logs; nothing of the user's data.
         checks: Keywords of a schema that the grammar leaves to ``parse``.
@@ -182,4 +182,6 @@ def _refuse_constant(name: str) -> NoReturn:
 def _refuse(given: Any, error: Exception | None = None) -> NoReturn:
     shown = f"{given!r:.100}" if isinstance(given, type) or get_origin(given) else f"a {type(given).__name__}"
     reason = f" ({str(error).splitlines()[0]})" if error and str(error) else ""
-    raise InvalidConstraintError(f"output_type is {shown}, which cannot be read from text{reason}.", hint=_ACCEPTED) from error
+    raise InvalidConstraintError(
+        f"output_type is {shown}, which cannot be read from text{reason}.", hint=_ACCEPTED
+    ) from error
