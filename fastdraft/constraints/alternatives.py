@@ -137,9 +137,8 @@ class Alternatives:
         """Each option without the others, as far as these can be denied."""
         options = [place.child("oneOf", index) for index in range(len(place.schema["oneOf"]))]
         ways = [self.of(option, trail) for option in options]
-        marker = place.schema.get("discriminator")
-        if isinstance(marker, dict) and isinstance(marker.get("propertyName"), str):
-            present = [Branch((_made(place, "discriminator", {"required": [marker["propertyName"]]}),))]
+        if tag := _tag(place):
+            present = [Branch((_made(place, "discriminator", {"required": [tag]}),))]
             ways = [both(present, way, "discriminator") for way in ways]
         branches = []
         for index, way in enumerate(ways):
@@ -195,9 +194,11 @@ class Alternatives:
             return branches
         return None
 
-    def exclude(self, options: Sequence[Place], trail: tuple[str, ...]) -> bool:
-        """Whether provably no value meets two of several subschemas."""
-        ways = [self.of(option, trail) for option in options]
+    def exclusive(self, place: Place, trail: tuple[str, ...]) -> bool:
+        """Whether ``oneOf`` says no more than ``anyOf``, since no value meets two of its options."""
+        ways = [self.of(place.child("oneOf", index), trail) for index in range(len(place.schema["oneOf"]))]
+        if (tag := _tag(place)) and not all(tag in _required(branch.places) for way in ways for branch in way):
+            return False
         return all(self._disjoint(way, other) for index, way in enumerate(ways) for other in ways[:index])
 
     def _disjoint(self, some: Sequence[Branch], others: Sequence[Branch], depth: int = 0) -> bool:
@@ -216,8 +217,7 @@ class Alternatives:
                 return not any(all(self.fits(value, place) for place in rest.places) for value in values)
         if common != {"object"} or depth == _DEEPEST_COMPARISON:
             return False
-        required = [place.schema.get("required", ()) for place in (*one.places, *other.places)]
-        for name in dict.fromkeys(name for names in required for name in names):
+        for name in _required((*one.places, *other.places)):
             if name in one.absent | other.absent:
                 return True
             ways = []
@@ -273,6 +273,17 @@ def listed(places: Sequence[Place]) -> list[Any] | None:
         if "enum" in place.schema:
             return list(place.schema["enum"])
     return None
+
+
+def _required(places: Sequence[Place]) -> list[str]:
+    return list(dict.fromkeys(name for place in places for name in place.schema.get("required", ())))
+
+
+def _tag(place: Place) -> str | None:
+    """The key that tells the options of ``oneOf`` apart, as OpenAPI says it; who reads them wants it there."""
+    tag = place.schema.get("discriminator")
+    name = tag.get("propertyName") if isinstance(tag, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _unevaluated_properties(branch: Branch, place: Place) -> Branch:

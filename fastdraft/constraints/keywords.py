@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -122,6 +123,13 @@ def check_keywords(schema: Any, pointer: str, draft: int) -> None:
         if keyword not in _KNOWN:
             _check_spelling(keyword, schema, pointer)
     _check_types(schema, pointer)
+    for pattern in (*([schema["pattern"]] if "pattern" in schema else ()), *schema.get("patternProperties", ())):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise refusal(
+                "pattern", pointer, f"{_short(pattern)} cannot be read: {error}.", "Write it as Python's re does."
+            ) from error
     for low, high in _ORDERED:
         if low in schema and high in schema and schema[low] > schema[high]:
             raise refusal(

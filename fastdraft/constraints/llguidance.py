@@ -10,12 +10,15 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from fastdraft.constraints.types import Spec
 from fastdraft.errors import InvalidConstraintError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from fastdraft.constraints.types import Spec
 
 __all__ = ["Grammars", "LlguidanceConstraint"]
 
@@ -27,10 +30,12 @@ class LlguidanceConstraint:
 
     Args:
         matcher: An ``LLMatcher`` of its own.
+        eos: End-of-sequence ids, which the matcher counts among what may follow.
     """
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, eos: Sequence[int]) -> None:
         self._matcher = matcher
+        self._eos = eos
 
     @property
     def finished(self) -> bool:
@@ -45,6 +50,9 @@ class LlguidanceConstraint:
     def mask(self, out_W: Tensor) -> None:
         """See the protocol."""
         self._matcher.unsafe_compute_mask_ptr(out_W.data_ptr(), out_W.numel() * 4)
+        bytes_B = out_W.view(torch.uint8)
+        for end in self._eos:
+            bytes_B[end >> 3] &= 0xFF ^ (1 << (end & 7))
 
     def validate(self, tokens: Sequence[int]) -> int:
         """See the protocol."""
@@ -97,7 +105,7 @@ class Grammars:
                 while len(self._compiled) > _KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(key)
-            return LlguidanceConstraint(matcher.deep_copy())
+            return LlguidanceConstraint(matcher.deep_copy(), self._eos)
 
     def _compile(self, spec: Spec) -> Any:
         import llguidance

@@ -167,7 +167,7 @@ class _Normaliser:
             return None
         keyword = only.pop()
         options = [place.child(keyword, index) for index in range(len(place.schema[keyword]))]
-        if len(options) > 1 and (keyword == "allOf" or (keyword == "oneOf" and not self.ways.exclude(options, trail))):
+        if len(options) > 1 and (keyword == "allOf" or (keyword == "oneOf" and not self.ways.exclusive(place, trail))):
             return None
         return _either([self.at([option], trail) for option in options])
 
@@ -177,6 +177,10 @@ class _Normaliser:
             self.checks |= branch.dropped
             return True
         kinds = types_of(branch.places)
+        own = [place for place in branch.places if not is_made(place)]
+        where = own[-1].pointer if own else "#"
+        if not kinds:
+            self.ways.reason = refusal("type", where, "no value has all types that are asked for.")
         options: list[Schema] = []
         values = listed(branch.places)
         for kind in ["enum"] if values is not None else [name for name in TYPES if name in kinds]:
@@ -185,8 +189,7 @@ class _Normaliser:
             try:
                 typed = self._typed(kind, branch, values or [])
             except Unsatisfiable as error:
-                own = [place for place in branch.places if not is_made(place)]
-                self.ways.reason = refusal(error.keyword, own[-1].pointer if own else "#", str(error))
+                self.ways.reason = refusal(error.keyword, where, str(error))
                 if len(own) == 1 and (len(kinds) == 1 or kind == "enum"):  # nobody else has a part in it
                     raise self.ways.reason from None
                 continue
@@ -216,7 +219,8 @@ class _Normaliser:
         """The listed values that all subschemas allow; validation decides, so nothing is left to check."""
         kept = [value for value in values if all(self.fits(value, place) for place in places)]
         if not kept:
-            raise Unsatisfiable("enum", "none of its values is allowed by the rest.")
+            keyword = "const" if any("const" in place.schema for place in places) else "enum"
+            raise Unsatisfiable(keyword, "none of its values is allowed by the rest.")
         return Typed({"enum": list({json.dumps(value): value for value in kept}.values())})
 
 

@@ -209,7 +209,7 @@ def object_(places: Sequence[Place], absent: frozenset[str], reader: Reader) -> 
         typed.schema["required"] = required
     if patterns:
         typed.schema["patternProperties"] = patterns
-    if others is not True:
+    if others is not True or typed.schema.keys() > {"type"}:
         typed.schema["additionalProperties"] = others
     _count(typed, least, most, len(required), len(possible), is_open)
     return typed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from fastdraft.errors import InvalidConstraintError
 
 __all__ = ["Spec", "as_constrained", "spec_of"]
 
+_TYPE_MAKERS = ("types", "typing", "typing_extensions")  # whose objects are types without being classes
 _ACCEPTED = (
     "Pass a type that pydantic reads (a model, dataclass, TypedDict, Enum, Literal, Union, list, int, ...), a JSON "
     "schema as a dict, a list of strings, Json(), or a Regex, CFG, JsonSchema or Choice from outlines.types."
@@ -72,15 +72,17 @@ def spec_of(constrained: Constrained) -> Spec:
         return _of_outlines(given, constrained)
     if isinstance(given, EnumMeta) and all(isinstance(member.value, str) for member in given):
         return _of_texts({member.value: member for member in given}, given.__name__)
-    if get_origin(given) is Literal and all(isinstance(member, str) for member in get_args(given)):
-        return _of_texts({str(getattr(member, "value", member)): member for member in get_args(given)}, "Literal")
+    if get_origin(given) is Literal:
+        members = {getattr(member, "value", member): member for member in get_args(given)}
+        if all(isinstance(text, str) for text in members):
+            return _of_texts(members, "Literal")
     return _of_type(given, constrained)
 
 
 def _of_type(given: Any, constrained: Constrained) -> Spec:
-    if inspect.isroutine(given) or isinstance(given, str | bytes | int | float | set | frozenset):
+    if not (given is None or isinstance(given, type) or type(given).__module__ in _TYPE_MAKERS):
         _refuse(given)
-    label = getattr(given, "__name__", None) or str(given).removeprefix("typing.")
+    label = f"{getattr(given, '__name__', None) or given!s:.60}"
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(given)
         adapter.rebuild(raise_errors=True)  # a name that nothing defines is only found now
@@ -180,7 +182,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _refuse(given: Any, error: Exception | None = None) -> NoReturn:
-    shown = f"{given!r:.100}" if isinstance(given, type) or get_origin(given) else f"a {type(given).__name__}"
+    is_type = isinstance(given, type) or type(given).__module__ in _TYPE_MAKERS
+    shown = f"{given!r:.100}" if is_type else f"an instance of {type(given).__name__}"
     reason = f" ({str(error).splitlines()[0]})" if error and str(error) else ""
     raise InvalidConstraintError(
         f"output_type is {shown}, which cannot be read from text{reason}.", hint=_ACCEPTED

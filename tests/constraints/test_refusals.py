@@ -44,7 +44,7 @@ REFUSED: list[tuple[Any, str, str, str]] = [
     ({"type": "integer", "multipleOf": 7, "minimum": 8, "maximum": 13}, "multipleOf", "#", "no multiple of 7"),
     ({"enum": []}, "enum", "#", "empty"),
     ({"type": "integer", "enum": ["a"]}, "enum", "#", "none of its values"),
-    ({"items": {"const": 3, "minimum": 5}}, "enum", "#/items", "none of its values"),
+    ({"items": {"type": "integer", "const": 3, "minimum": 5}}, "const", "#/items", "none of its values"),
     ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "required", "#", "'a'"),
     (
         {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False},
@@ -52,7 +52,7 @@ REFUSED: list[tuple[Any, str, str, str]] = [
         "#",
         "'a' is required",
     ),
-    ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "allOf", "#", "no value"),
+    ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "type", "#/allOf/1", "no value"),
     ({"type": "object", "required": ["a", "b"], "maxProperties": 1}, "maxProperties", "#", "2 keys"),
     (
         {"type": "object", "properties": {"a": {}}, "additionalProperties": False, "minProperties": 2},
@@ -64,6 +64,8 @@ REFUSED: list[tuple[Any, str, str, str]] = [
     ({"const": 2**60}, "const", "#", "2**53"),
     ({"minLength": "5"}, "minLength", "#", "'5'|integer"),
     ({"minLength": 1.5}, "minLength", "#", "integer >= 0"),
+    ({"pattern": "[a-"}, "pattern", "#", "'[a-'"),
+    ({"patternProperties": {"(": {}}}, "pattern", "#", "'('"),
     ({"multipleOf": 0}, "multipleOf", "#", "above 0"),
     ({"required": True}, "required", "#", "a list of names"),
     ({"properties": []}, "properties", "#", "an object"),
