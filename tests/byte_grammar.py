@@ -43,24 +43,29 @@ def write(value: Any) -> str:
 
 def in_order(value: Any, schema: dict[str, Any]) -> Any:
     """A value with its keys in the order in which a plain schema declares them."""
-    order: dict[str, int] = {}
 
-    def collect(part: Any) -> None:
-        if isinstance(part, dict):
-            for name in part.get("properties", ()):
-                order.setdefault(name, len(order))
-            for item in part.values():
-                collect(item)
-        elif isinstance(part, list):
-            for item in part:
-                collect(item)
-
-    def sort(part: Any) -> Any:
-        if isinstance(part, list):
-            return [sort(item) for item in part]
+    def options(part: Any, kind: str) -> list[dict[str, Any]]:
         if not isinstance(part, dict):
-            return part
-        return {name: sort(part[name]) for name in sorted(part, key=lambda name: order.get(name, len(order)))}
+            return []
+        if "$ref" in part:
+            return options(schema["$defs"][part["$ref"].rpartition("/")[2]], kind)
+        if "anyOf" in part:
+            return [found for option in part["anyOf"] for found in options(option, kind)]
+        return [part] if part.get("type") == kind else []
 
-    collect(schema)
-    return sort(value)
+    def sort(value: Any, part: Any) -> Any:
+        if isinstance(value, list):
+            found = next(iter(options(part, "array")), {})
+            prefix = found.get("prefixItems", [])
+            return [sort(v, prefix[i] if i < len(prefix) else found.get("items")) for i, v in enumerate(value)]
+        if not isinstance(value, dict):
+            return value
+        known: dict[str, Any] = {}
+        if found_all := options(part, "object"):
+            known = max((o.get("properties", {}) for o in found_all), key=lambda o: len(o.keys() & value.keys()))
+        order = {name: index for index, name in enumerate(known)}
+        names = sorted(value, key=lambda name: order.get(name, len(order)))
+        rest = found_all[0].get("additionalProperties") if found_all else None
+        return {name: sort(value[name], known.get(name, rest)) for name in names}
+
+    return sort(value, schema)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastdraft.constraints.jsonschema import Validation
 from fastdraft.constraints.keywords import TYPES, constraints_of, refusal
-from fastdraft.constraints.references import Place, References, enter
+from fastdraft.constraints.references import Place, References
 from fastdraft.constraints.typed import named, prefix_of
 from fastdraft.errors import InvalidConstraintError
 
@@ -68,28 +68,22 @@ class Alternatives:
                 return False
         return self._validation.fits(value, place.pointer)
 
-    def of(self, place: Place, trail: tuple[str, ...]) -> list[Branch]:
-        """The ways to meet a subschema.
-
-        Args:
-            place: The subschema.
-            trail: Those that handed the same value on to it.
-        """
+    def of(self, place: Place) -> list[Branch]:
+        """The ways to meet a subschema."""
         if isinstance(place.schema, bool):
             return [Branch()] if place.schema else []
-        inner = enter(place, trail)
         if place.pointer not in self._known:
-            self._known[place.pointer] = self._expand(place, inner)
+            self._known[place.pointer] = self._expand(place)
         return self._known[place.pointer]
 
-    def _expand(self, place: Place, trail: tuple[str, ...]) -> list[Branch]:
+    def _expand(self, place: Place) -> list[Branch]:
         schema = place.schema
         if self.references.draft <= 7 and "$ref" in schema:
-            return self.of(self.references.resolve(place), trail)
+            return self.of(self.references.resolve(place))
         own = [Branch((place,))]
         branches = [Branch()] if "properties" in schema else own  # keys come in the order they are declared in
         for keyword in schema:
-            ways = own if keyword == "properties" else self._apply(place, keyword, trail)
+            ways = own if keyword == "properties" else self._apply(place, keyword)
             branches = both(branches, ways, keyword)
             if not branches:
                 self.reason = refusal(keyword, place.pointer, "with it, no value is allowed.")
@@ -99,44 +93,44 @@ class Alternatives:
             branches = [branch & _unevaluated_items(branch, place) for branch in branches]
         return branches
 
-    def _apply(self, place: Place, keyword: str, trail: tuple[str, ...]) -> list[Branch]:
+    def _apply(self, place: Place, keyword: str) -> list[Branch]:
         """The ways to meet a keyword that applies further subschemas to the same value; of others, one way."""
         branches = [Branch()]
         value = place.schema[keyword]
         if keyword in ("$ref", "$dynamicRef"):
-            branches = self.of(self.references.resolve(place, keyword), trail)
+            branches = self.of(self.references.resolve(place, keyword))
         elif keyword == "allOf":
             for index in range(len(value)):
-                branches = both(branches, self.of(place.child(keyword, index), trail), keyword)
+                branches = both(branches, self.of(place.child(keyword, index)), keyword)
         elif keyword == "anyOf":
             options = [place.child(keyword, index) for index in range(len(value))]
-            branches = [branch for option in options for branch in self.of(option, trail)]
+            branches = [branch for option in options for branch in self.of(option)]
         elif keyword == "oneOf":
-            branches = self._one_of(place, trail)
+            branches = self._one_of(place)
         elif keyword == "not":
-            negation = self._negation(place.child(keyword), trail)
+            negation = self._negation(place.child(keyword))
             branches = [Branch(dropped=frozenset({"not"}))] if negation is None else negation
         elif keyword == "if" and place.schema.keys() & {"then", "else"}:
             condition = place.child(keyword)
-            unmet = self._negation(condition, trail)
+            unmet = self._negation(condition)
             then, other = (
-                self.of(place.child(name), trail) if name in place.schema else [Branch()] for name in ("then", "else")
+                self.of(place.child(name)) if name in place.schema else [Branch()] for name in ("then", "else")
             )
-            branches = both(self.of(condition, trail), then, keyword)
+            branches = both(self.of(condition), then, keyword)
             branches += both([Branch(dropped=frozenset({"if"}))] if unmet is None else unmet, other, keyword)
         elif keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
             for name, needed in value.items():
                 names = [name, *needed] if isinstance(needed, list) else [name]
                 given = [Branch((_made(place, f"{keyword}/{name}", {"required": names}),))]
                 if not isinstance(needed, list):
-                    given = both(given, self.of(place.child(keyword, name), trail), keyword)
+                    given = both(given, self.of(place.child(keyword, name)), keyword)
                 branches = both(branches, [Branch(absent=frozenset({name})), *given], keyword)
         return branches
 
-    def _one_of(self, place: Place, trail: tuple[str, ...]) -> list[Branch]:
+    def _one_of(self, place: Place) -> list[Branch]:
         """Each option without the others, as far as these can be denied."""
         options = [place.child("oneOf", index) for index in range(len(place.schema["oneOf"]))]
-        ways = [self.of(option, trail) for option in options]
+        ways = [self.of(option) for option in options]
         if tag := _tag(place):
             present = [Branch((_made(place, "discriminator", {"required": [tag]}),))]
             ways = [both(present, way, "discriminator") for way in ways]
@@ -146,32 +140,31 @@ class Alternatives:
             for other, option in enumerate(options):
                 if other == index or self._disjoint(way, ways[other]):
                     continue
-                negation = self._negation(option, trail)
+                negation = self._negation(option)
                 mine = both(mine, [Branch(dropped=frozenset({"oneOf"}))] if negation is None else negation, "oneOf")
             branches += mine
         return branches
 
-    def _negation(self, place: Place, trail: tuple[str, ...]) -> list[Branch] | None:
+    def _negation(self, place: Place) -> list[Branch] | None:
         """The ways to fail a subschema; None where they cannot be written."""
         if isinstance(place.schema, bool):
             return [] if place.schema else [Branch()]
-        trail = enter(place, trail)
         branches: list[Branch] = []
         for keyword in place.schema:
             if keyword in constraints_of(place.schema):
-                ways = self._denial(place, keyword, trail)
+                ways = self._denial(place, keyword)
                 if ways is None:
                     return None
                 branches += ways
         return branches
 
-    def _denial(self, place: Place, keyword: str, trail: tuple[str, ...]) -> list[Branch] | None:
+    def _denial(self, place: Place, keyword: str) -> list[Branch] | None:
         """The ways to fail one keyword."""
         value = place.schema[keyword]
         if keyword == "$ref":
-            return self._negation(self.references.resolve(place), trail)
+            return self._negation(self.references.resolve(place))
         if keyword == "not":
-            return self.of(place.child(keyword), trail)
+            return self.of(place.child(keyword))
         if keyword == "type":
             denied = types_of([place])
             if "integer" in denied and "number" not in denied:
@@ -187,16 +180,16 @@ class Alternatives:
         if keyword in ("allOf", "anyOf"):
             branches = [Branch()] if keyword == "anyOf" else []
             for index in range(len(value)):
-                ways = self._negation(place.child(keyword, index), trail)
+                ways = self._negation(place.child(keyword, index))
                 if ways is None:
                     return None
                 branches = both(branches, ways, keyword) if keyword == "anyOf" else branches + ways
             return branches
         return None
 
-    def exclusive(self, place: Place, trail: tuple[str, ...]) -> bool:
+    def exclusive(self, place: Place) -> bool:
         """Whether ``oneOf`` says no more than ``anyOf``, since no value meets two of its options."""
-        ways = [self.of(place.child("oneOf", index), trail) for index in range(len(place.schema["oneOf"]))]
+        ways = [self.of(place.child("oneOf", index)) for index in range(len(place.schema["oneOf"]))]
         if (tag := _tag(place)) and not all(tag in _required(branch.places) for way in ways for branch in way):
             return False
         return all(self._disjoint(way, other) for index, way in enumerate(ways) for other in ways[:index])
@@ -224,7 +217,7 @@ class Alternatives:
             for branch in (one, other):
                 way = [Branch()]
                 for part in [part for place in branch.places for part in named(place, name)]:
-                    way = both(way, self.of(part, ()), "properties")
+                    way = both(way, self.of(part), "properties")
                 ways.append(way)
             if self._disjoint(*ways, depth + 1):
                 return True
@@ -295,7 +288,7 @@ def _unevaluated_properties(branch: Branch, place: Place) -> Branch:
         for keyword in ("properties", "patternProperties")
     }
     rest = known | {"additionalProperties": place.child("unevaluatedProperties")}
-    return Branch((_made(place, "unevaluatedProperties", rest),))
+    return Branch((_made(place, "unevaluatedProperties", rest),), dropped=_unseen("unevaluatedProperties", place))
 
 
 def _unevaluated_items(branch: Branch, place: Place) -> Branch:
@@ -307,4 +300,9 @@ def _unevaluated_items(branch: Branch, place: Place) -> Branch:
         return Branch(dropped=frozenset({"unevaluatedItems"}))
     fixed = [True] * max(len(prefix_of(part)) for part in branch.places)
     left = {"prefixItems": fixed, "items": place.child("unevaluatedItems")}
-    return Branch((_made(place, "unevaluatedItems", left),))
+    return Branch((_made(place, "unevaluatedItems", left),), dropped=_unseen("unevaluatedItems", place))
+
+
+def _unseen(keyword: str, place: Place) -> frozenset[str]:
+    """What is known by way of ``not`` counts here as evaluated, and must not."""
+    return frozenset({keyword} if "not" in place.schema else ())

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from fastdraft.errors import InvalidConstraintError
 
 __all__ = [
+    "IN_PLACE",
     "TYPES",
     "Path",
     "Schema",
@@ -44,6 +45,9 @@ _ANNOTATIONS = _words(
     "$anchor $comment $defs $dynamicAnchor $id $schema $vocabulary contentEncoding contentMediaType contentSchema "
     "default definitions deprecated description discriminator example examples id readOnly title writeOnly"
 )
+IN_PLACE = _words("allOf anyOf dependencies dependentSchemas else if not oneOf then")
+"""Keywords whose subschemas judge the same value as the one they stand in."""
+
 _SINCE = {"const": 6, "contains": 6, "propertyNames": 6, "else": 7, "if": 7, "then": 7}
 _SINCE |= dict.fromkeys(_words("dependentRequired dependentSchemas maxContains minContains"), 2019)
 _SINCE |= dict.fromkeys(_words("unevaluatedItems unevaluatedProperties"), 2019)

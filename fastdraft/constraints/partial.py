@@ -21,5 +21,5 @@ def partial(text: str) -> Any | None:
         text = before  # it may go on, and be another one
     try:
         return from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
-    except ValueError:
+    except (TypeError, ValueError):  # the first for a lone surrogate
         return None

@@ -23,6 +23,13 @@ def schema_of(adapter: TypeAdapter[Any], *, omit_defaults: bool) -> dict[str, An
     return adapter.json_schema(schema_generator=_Reading if omit_defaults else _ReadingAll, mode="validation")
 
 
+_KEYS = {
+    "bool": "^(?:true|false)$",
+    "int": "^-?(?:0|[1-9][0-9]*)$",
+    "float": r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?$",
+}
+
+
 class _Reading(GenerateJsonSchema):
     def emit_warning(self, kind: Any, detail: str) -> None:
         """Silent: what is left out of a schema is never written."""
@@ -52,6 +59,11 @@ class _Reading(GenerateJsonSchema):
 
     def time_schema(self, schema: Any) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^{CLOCK}{_zone(schema)}$"}
+
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        """With keys that can be read as what they are; in JSON all of them are strings."""
+        names = _KEYS.get(schema.get("keys_schema", {}).get("type"))
+        return super().dict_schema(schema) | ({"propertyNames": {"pattern": names}} if names else {})
 
     def url_schema(self, schema: Any) -> dict[str, Any]:
         """With the schemes and the host that pydantic asks for."""

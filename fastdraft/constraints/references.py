@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from urllib.parse import unquote, urljoin
 
-from fastdraft.constraints.keywords import check_keywords, children, constraints_of, draft_of, refusal
+from fastdraft.constraints.keywords import IN_PLACE, check_keywords, children, constraints_of, draft_of, refusal
 
-__all__ = ["Place", "References", "enter"]
+__all__ = ["Place", "References"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,7 @@ class References:
         self._dynamic: Counter[str] = Counter()
         self._seen: dict[str, Place] = {}
         self._add(self.root)
-        for place in list(self._seen.values()):
-            for keyword in ("$ref", "$dynamicRef"):
-                if isinstance(place.schema, dict) and keyword in place.schema:
-                    self.resolve(place, keyword)
+        self._refuse_loops()
 
     def resolve(self, place: Place, keyword: str = "$ref") -> Place:
         """The subschema that a reference names.
@@ -100,9 +98,7 @@ class References:
 
     def follow(self, place: Place) -> Place:
         """The subschema that a mere reference stands for, at its end."""
-        trail: tuple[str, ...] = ()
         while isinstance(place.schema, dict) and constraints_of(place.schema) == {"$ref"}:
-            trail = enter(place, trail)
             place = self.resolve(place)
         return place
 
@@ -114,6 +110,21 @@ class References:
             except (KeyError, IndexError, TypeError, ValueError):
                 return None
         return place
+
+    def _refuse_loops(self) -> None:
+        """Resolves every reference, and refuses those that lead back to where the same value is judged already."""
+        applied: dict[str, list[str]] = {}
+        while waiting := self._seen.keys() - applied.keys():  # a reference may lead to further ones
+            for place in [place for pointer, place in self._seen.items() if pointer in waiting]:
+                schema = place.schema if isinstance(place.schema, dict) else {}
+                inner = [place.child(*path) for path in children(schema) if path[0] in IN_PLACE]
+                inner += [self.resolve(place, keyword) for keyword in ("$ref", "$dynamicRef") if keyword in schema]
+                applied[place.pointer] = [part.pointer for part in inner]
+        try:
+            TopologicalSorter(applied).prepare()
+        except CycleError as error:
+            loop = min(error.args[1])
+            raise refusal("$ref", loop, "it leads only to itself.", "Put a property or an item between.") from None
 
     def _add(self, place: Place) -> None:
         """Checks a subschema and those in it, and files them under their names."""
@@ -138,17 +149,6 @@ class References:
             if "$dynamicAnchor" in place.schema:
                 self._dynamic[place.schema["$dynamicAnchor"]] += 1
             waiting += [place.child(*path) for path in children(place.schema)]
-
-
-def enter(place: Place, trail: tuple[str, ...]) -> tuple[str, ...]:
-    """Goes on to a subschema for the same value; ``trail`` are those on the way.
-
-    Raises:
-        InvalidConstraintError: It was on the way already, so that it leads nowhere.
-    """
-    if place.pointer in trail:
-        raise refusal("$ref", place.pointer, "it leads only to itself.", "Put a property or an item between.")
-    return (*trail, place.pointer)
 
 
 _BRING_IN = "Copy its target into $defs and point there."

@@ -18,7 +18,7 @@ from typing import Any
 from fastdraft.constraints.alternatives import Alternatives, Branch, both, is_made, listed, types_of
 from fastdraft.constraints.emptiness import prune
 from fastdraft.constraints.keywords import TYPES, Schema, constraints_of, refusal
-from fastdraft.constraints.references import Place, enter
+from fastdraft.constraints.references import Place
 from fastdraft.constraints.typed import Limits, Typed, Unsatisfiable, array, number, object_, string
 from fastdraft.errors import InvalidConstraintError
 
@@ -111,19 +111,17 @@ class _Normaliser:
     def follow(self, place: Place) -> Place:
         return self.ways.references.follow(place)
 
-    def at(self, places: Sequence[Place], trail: tuple[str, ...] = (), *, shared: bool = False) -> Schema:
+    def at(self, places: Sequence[Place], *, shared: bool = False) -> Schema:
         """What all subschemas say together of one place in the value.
 
         A place that was met before becomes a reference to a definition; that is how recursion ends.
 
         Args:
             places: The subschemas.
-            trail: Those that handed the same value on to these.
             shared: Whether the schema itself refers to it, so that a definition is worth it at once.
         """
         places = list({place.pointer: place for place in places if place.schema is not True}.values())
         for place in places:
-            enter(place, trail)
             if place.schema is False:
                 self.ways.reason = refusal("false", place.pointer, "it allows no value.")
                 return False
@@ -133,7 +131,7 @@ class _Normaliser:
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = self._new_name(key[0])
-            body = self._bodies[name] = self._read(places, trail)
+            body = self._bodies[name] = self._read(places)
             if not shared and name not in self._used:
                 return body
         if name in self._bodies and _is_leaf(self._bodies[name]):
@@ -149,27 +147,26 @@ class _Normaliser:
         self._taken.add(name)
         return name
 
-    def _read(self, places: Sequence[Place], trail: tuple[str, ...]) -> Schema:
-        if len(places) == 1 and (short := self._pass_on(places[0], trail)) is not None:
+    def _read(self, places: Sequence[Place]) -> Schema:
+        if len(places) == 1 and (short := self._pass_on(places[0])) is not None:
             return short
         branches = [Branch()]
         for place in places:
-            branches = both(branches, self.ways.of(place, trail), "allOf")
+            branches = both(branches, self.ways.of(place), "allOf")
         return _either([self._write(branch) for branch in branches])
 
-    def _pass_on(self, place: Place, trail: tuple[str, ...]) -> Schema | None:
+    def _pass_on(self, place: Place) -> Schema | None:
         """What a subschema says that only hands on to others, which then keep their own definitions."""
         keywords = constraints_of(place.schema)
-        trail = enter(place, trail)
         if keywords == {"$ref"} or (self.ways.references.draft <= 7 and "$ref" in keywords):
-            return self.at([self.ways.references.resolve(place)], trail, shared=True)
+            return self.at([self.ways.references.resolve(place)], shared=True)
         if len(keywords) != 1 or not (only := keywords & {"allOf", "anyOf", "oneOf"}):
             return None
         keyword = only.pop()
         options = [place.child(keyword, index) for index in range(len(place.schema[keyword]))]
-        if len(options) > 1 and (keyword == "allOf" or (keyword == "oneOf" and not self.ways.exclusive(place, trail))):
+        if len(options) > 1 and (keyword == "allOf" or (keyword == "oneOf" and not self.ways.exclusive(place))):
             return None
-        return _either([self.at([option], trail) for option in options])
+        return _either([self.at([option]) for option in options])
 
     def _write(self, branch: Branch) -> Schema:
         """One way to meet a place, as a plain schema."""

@@ -266,13 +266,17 @@ def _named_by(rule: Place, others: Schema, patterns: dict[str, Schema]) -> tuple
         return False, {}, True  # those it lists are named by now
     if schema is True or not constraints_of(schema) - {"type"}:
         return others, patterns, True
-    if not patterns and constraints_of(schema) <= {"type", "pattern", "minLength", "maxLength"}:
-        pattern = schema.get("pattern")
-        if pattern is None:
-            least, most = _range([rule], "minLength", "maxLength")
-            return False, {rf"^[\s\S]{{{least},{'' if most is None else most}}}$": others}, True
-        if not find_flaw(pattern):
-            return False, {searched(pattern): others}, constraints_of(schema) <= {"type", "pattern"}
+    if not patterns and constraints_of(schema) <= {"type", "pattern", "format", "minLength", "maxLength"}:
+        name = string([rule], Limits())
+        if "pattern" in name.schema:
+            return (
+                False,
+                {name.schema["pattern"]: others},
+                not name.dropped and name.schema.keys() <= {"type", "pattern"},
+            )
+        if not name.dropped:
+            least, most = name.schema.get("minLength", 0), name.schema.get("maxLength", "")
+            return False, {rf"^[\s\S]{{{least},{most}}}$": others}, True
     return others, patterns, False
 
 

@@ -133,6 +133,8 @@ WRITTEN: list[tuple[Any, str, Any, list[str]]] = [
     (tuple[int, ...], "[1,2]", (1, 2), ['["a"]']),
     (set[int], "[1,2]", {1, 2}, ['["a"]']),
     (dict[str, int], '{"a":1}', {"a": 1}, ['{"a":"b"}', "{a:1}"]),
+    (dict[int, str], '{"-1":"a"}', {-1: "a"}, ['{"a":"a"}', '{-1:"a"}']),
+    (dict[dt.date, int], '{"2024-01-01":1}', {dt.date(2024, 1, 1): 1}, ['{"2024":1}']),
     (dict[Colour, int], '{"red":1}', {Colour.RED: 1}, ['{"green":1}']),
     (dict[Annotated[str, Field(pattern="^a+$")], int], '{"aa":1}', {"aa": 1}, ['{"b":1}']),
     (Optional[int], "null", None, ['""']),  # noqa: UP045
