@@ -87,6 +87,7 @@ class Alternatives:
             branches = both(branches, ways, keyword)
             if not branches:
                 self.reason = refusal(keyword, place.pointer, "with it, no value is allowed.")
+                return []
         if "unevaluatedProperties" in schema:
             branches = [branch & _unevaluated_properties(branch, place) for branch in branches]
         if "unevaluatedItems" in schema:
@@ -161,6 +162,7 @@ class Alternatives:
     def _denial(self, place: Place, keyword: str) -> list[Branch] | None:
         """The ways to fail one keyword."""
         value = place.schema[keyword]
+        branches: list[Branch] = []
         if keyword == "$ref":
             return self._negation(self.references.resolve(place))
         if keyword == "not":
@@ -174,9 +176,11 @@ class Alternatives:
         if keyword == "required":
             return [Branch((_made(place, "not/object", {"type": "object"}),), frozenset({name})) for name in value]
         if keyword == "properties":
-            denials = [(name, _made(place, f"not/{name}", {"not": place.child(keyword, name)})) for name in value]
-            objects = [{"type": "object", "required": [name], "properties": {name: part}} for name, part in denials]
-            return [Branch((_made(place, f"not/{o['required'][0]}/object", o),)) for o in objects]
+            for name in value:
+                other = _made(place, f"not/{name}", {"not": place.child(keyword, name)})
+                holder = {"type": "object", "required": [name], "properties": {name: other}}
+                branches.append(Branch((_made(place, f"not/{name}/object", holder),)))
+            return branches
         if keyword in ("allOf", "anyOf"):
             branches = [Branch()] if keyword == "anyOf" else []
             for index in range(len(value)):
@@ -219,7 +223,7 @@ class Alternatives:
                 for part in [part for place in branch.places for part in named(place, name)]:
                     way = both(way, self.of(part), "properties")
                 ways.append(way)
-            if self._disjoint(*ways, depth + 1):
+            if self._disjoint(ways[0], ways[1], depth + 1):
                 return True
         return False
 

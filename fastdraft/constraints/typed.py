@@ -25,7 +25,7 @@ __all__ = ["Limits", "Reader", "Typed", "Unsatisfiable", "array", "named", "numb
 _MOST_ITEMS = 2000
 _MOST_LENGTH = 2**31 - 1
 _MOST_BOUND = 10**18
-_MOST_STEP = 1000
+_MOST_STEP = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def object_(places: Sequence[Place], absent: frozenset[str], reader: Reader) -> 
         typed.schema["properties"] = properties if is_open else possible
     if required:
         typed.schema["required"] = required
-    if patterns:
+    if patterns and is_open:
         typed.schema["patternProperties"] = patterns
     if others is not True or typed.schema.keys() > {"type"}:
         typed.schema["additionalProperties"] = others
@@ -269,11 +269,8 @@ def _named_by(rule: Place, others: Schema, patterns: dict[str, Schema]) -> tuple
     if not patterns and constraints_of(schema) <= {"type", "pattern", "format", "minLength", "maxLength"}:
         name = string([rule], Limits())
         if "pattern" in name.schema:
-            return (
-                False,
-                {name.schema["pattern"]: others},
-                not name.dropped and name.schema.keys() <= {"type", "pattern"},
-            )
+            is_all = not name.dropped and name.schema.keys() == {"type", "pattern"}
+            return False, {name.schema["pattern"]: others}, is_all
         if not name.dropped:
             least, most = name.schema.get("minLength", 0), name.schema.get("maxLength", "")
             return False, {rf"^[\s\S]{{{least},{most}}}$": others}, True

@@ -70,12 +70,11 @@ def spec_of(constrained: Constrained) -> Spec:
         return _of_choice(given)
     if type(given).__module__.partition(".")[0] == "outlines":
         return _of_outlines(given, constrained)
-    if isinstance(given, EnumMeta) and all(isinstance(member.value, str) for member in given):
-        return _of_texts({member.value: member for member in given}, given.__name__)
-    if get_origin(given) is Literal:
-        members = {getattr(member, "value", member): member for member in get_args(given)}
-        if all(isinstance(text, str) for text in members):
-            return _of_texts(members, "Literal")
+    if isinstance(given, EnumMeta) or get_origin(given) is Literal:
+        options: Sequence[Any] = get_args(given) or [*given.__members__.values()]
+        texts = [getattr(option, "value", option) for option in options]
+        if all(isinstance(text, str) for text in texts):
+            return _of_texts(dict(zip(texts, options, strict=True)), getattr(given, "__name__", "Literal"))
     return _of_type(given, constrained)
 
 
@@ -126,7 +125,7 @@ def _of_outlines(term: Any, constrained: Constrained) -> Spec:
         case dsl.Choice() if all(isinstance(item, str) for item in term.items):
             return _of_choice(term.items)
         case dsl.Alternatives() if all(isinstance(part, dsl.String) for part in term.terms):
-            return _of_choice([part.value for part in term.terms])
+            return _of_choice([getattr(part, "value", "") for part in term.terms])
         case dsl.Term():
             try:
                 return _of_regex(dsl.to_regex(term))
