@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from collections.abc import Iterator
+from copy import deepcopy
+from fractions import Fraction
+from functools import cached_property, reduce
+from operator import getitem
 from typing import Any
 
 from fastdraft.constraints.formats import FORMATS
+from fastdraft.constraints.keywords import children, draft_of, is_number
 
 __all__ = ["Validation"]
+
+_VALIDATORS = {
+    4: "Draft4Validator",
+    6: "Draft6Validator",
+    7: "Draft7Validator",
+    2019: "Draft201909Validator",
+    2020: "Draft202012Validator",
+}
 
 
 class Validation:
@@ -43,14 +56,33 @@ class Validation:
 
     @cached_property
     def _validator(self) -> Any:
-        from jsonschema import Draft202012Validator, FormatChecker
-        from jsonschema.validators import validator_for
+        from jsonschema import FormatChecker, validators
+        from jsonschema.exceptions import ValidationError
+
+        def multiple(validator: Any, step: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+            """Exact, as the text is: in floating point 0.14 is no multiple of 0.01."""
+            if is_number(value) and Fraction(str(value)) % Fraction(str(step)):
+                yield ValidationError(f"{value!r} is not a multiple of {step!r}")
 
         formats = FormatChecker(formats=())
         for name, pattern in FORMATS.items():
             formats.checks(name)(_matcher(pattern))
         formats.checks("regex", raises=re.error)(lambda value: not isinstance(value, str) or bool(re.compile(value)))
-        return validator_for(self._schema, default=Draft202012Validator)(self._schema, format_checker=formats)
+        draft = getattr(validators, _VALIDATORS[draft_of(self._schema)])
+        validator = validators.extend(draft, {"multipleOf": multiple})
+        return validator(_without_draft(self._schema), format_checker=formats)
+
+
+def _without_draft(schema: Any) -> Any:
+    """A copy whose parts don't name their draft again, which would undo what is extended."""
+    copied = deepcopy(schema)
+    waiting = [copied]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            part.pop("$schema", None)
+            waiting += [reduce(getitem, path, part) for path in children(part)]
+    return copied
 
 
 def _matcher(pattern: str) -> Any:

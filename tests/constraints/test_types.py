@@ -208,6 +208,11 @@ def test_what_is_not_valid_is_refused_by_parse():
         spec(Cat).parse('{"kind":"cat","lives":10}')
     with pytest.raises(ValueError, match=r"\$\.a: 1 is not of type 'string'"):
         spec({"properties": {"a": {"type": "string"}}}).parse('{"a":1}')
+    assert spec({"multipleOf": 0.01}).parse("0.14") == 0.14  # no multiple of it in floating point
+    old = spec({"$schema": "https://json-schema.org/draft-07/schema", "items": [{"type": "null"}]})
+    assert old.parse("[null,1]") == [None, 1]
+    with pytest.raises(ValueError, match=r"\$\[0\]"):
+        old.parse("[1]")
     with pytest.raises(ValueError, match="NaN"):
         spec(Json()).parse("NaN")
 
