@@ -23,17 +23,17 @@ class Grammar:
             text = matcher.grammar_from_lark(spec.source)
         else:
             text = matcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in spec.source))
-        self._matcher = matcher(llguidance.LLTokenizer("byte"), text, log_level=0)
-        if self._matcher.is_error():
-            raise ValueError(self._matcher.get_error())
+        self.matcher = matcher(llguidance.LLTokenizer("byte"), text, log_level=0)
+        if self.matcher.is_error():
+            raise ValueError(self.matcher.get_error())
 
     def writes(self, text: str) -> bool:
         """Whether the grammar can write exactly this text."""
         data = list(text.encode())
-        self._matcher.reset()
-        if self._matcher.try_consume_tokens(data) < len(data):
+        self.matcher.reset()
+        if self.matcher.try_consume_tokens(data) < len(data):
             return False
-        return bool(self._matcher.is_accepting())
+        return bool(self.matcher.is_accepting())
 
 
 def write(value: Any) -> str:
