@@ -187,7 +187,8 @@ class _Normaliser:
                 typed = self._typed(kind, branch, values or [])
             except Unsatisfiable as error:
                 self.ways.reason = refusal(error.keyword, where, str(error))
-                if len(own) == 1 and (len(kinds) == 1 or kind == "enum"):  # nobody else has a part in it
+                is_alone = len(branch.places) == 1 and (len(kinds) == 1 or kind == "enum")
+                if is_alone and error.keyword != "properties":  # it contradicts itself, not only what it holds
                     raise self.ways.reason from None
                 continue
             options.append(typed.schema)

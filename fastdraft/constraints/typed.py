@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain
@@ -174,35 +174,39 @@ def object_(places: Sequence[Place], absent: frozenset[str], reader: Reader) -> 
     An object is closed where a key is named and nothing is said of others.
     """
     typed = Typed({"type": "object"})
+
+    def value(name: str) -> Schema:
+        return reader.at([said for place in places for said in named(place, name)])
+
     required = list(dict.fromkeys(name for place in places for name in place.schema.get("required", ())))
     declared = dict.fromkeys(name for place in places for name in place.schema.get("properties", ()))
-    names = list(declared | dict.fromkeys(required))
+    properties = {name: value(name) for name in declared | dict.fromkeys(required)}
     least, most = _range(places, "minProperties", "maxProperties")
     patterns, is_exact = _patterns(places, reader)
     open_ = [place.child("additionalProperties") for place in places if "additionalProperties" in place.schema]
     others = reader.at(open_)
-    is_named = bool(names or patterns) or any("properties" in place.schema for place in places)
-    if not open_ and is_named and (patterns or least <= len(names)):
+    is_named = bool(properties or patterns) or any("properties" in place.schema for place in places)
+    if not open_ and is_named and (patterns or least <= sum(found is not False for found in properties.values())):
         others = False
     if not is_exact:
         typed.dropped.add("patternProperties")
     for rule in [reader.follow(place.child("propertyNames")) for place in places if "propertyNames" in place.schema]:
-        absent |= {name for name in names if not reader.fits(name, rule)}
-        names += _listed(rule, names, reader) if others is not False or patterns else ()
+        absent |= {name for name in properties if not reader.fits(name, rule)}
+        if others is not False or patterns:
+            properties |= {name: value(name) for name in _listed(rule, properties, reader)}
         others, patterns, is_exact = _named_by(rule, others, patterns)
         if not is_exact:
             typed.dropped.add("propertyNames")
     if most == len(required):
-        names, others, patterns = required, False, {}
-    properties: dict[str, Schema] = {}
-    for name in (*names, *sorted(absent)):
-        said = [value for place in places for value in named(place, name)]
-        properties[name] = False if name in absent else reader.at(said)
+        properties, others, patterns = {name: properties[name] for name in required}, False, {}
+    properties |= dict.fromkeys(sorted(absent), False)
     for name in required:
         if properties[name] is False:
-            raise Unsatisfiable("required", f"{name!r} is required, and no value of it is allowed.")
-    possible = {name: value for name, value in properties.items() if value is not False}
-    is_open = others is not False or any(value is not False for value in patterns.values())
+            is_denied = any(said.schema is False for place in places for said in named(place, name))
+            why = f"{name!r} is required, and no value of it is allowed."
+            raise Unsatisfiable("required" if is_denied else "properties", why)
+    possible = {name: found for name, found in properties.items() if found is not False}
+    is_open = others is not False or any(found is not False for found in patterns.values())
     if properties or (is_named and not is_open):
         typed.schema["properties"] = properties if is_open else possible
     if required:
@@ -277,7 +281,7 @@ def _named_by(rule: Place, others: Schema, patterns: dict[str, Schema]) -> tuple
     return others, patterns, False
 
 
-def _listed(rule: Place, names: Sequence[str], reader: Reader) -> list[str]:
+def _listed(rule: Place, names: Container[str], reader: Reader) -> list[str]:
     """The names that a rule lists, but for those that are known already."""
     if not isinstance(rule.schema, dict):
         return []
@@ -297,6 +301,8 @@ def _count(typed: Typed, least: int, most: int | None, required: int, possible: 
     one = least - required <= 1 and most in (None, required + 1)
     if (possible == required and (most or 0) <= _MOST_ITEMS) or (one and not is_open):
         typed.schema |= sizes
+        if is_open and least > required + 1:
+            typed.dropped.add("minProperties")  # two of the free keys may be one, written twice
     else:
         typed.dropped |= sizes.keys()
 

@@ -132,6 +132,12 @@ PLAIN: list[tuple[str, Any, Any, set[str]]] = [
         set(),
     ),
     (
+        "a required key asks for another",
+        obj(a=INT, b=INT) | {"required": ["a"], "dependentRequired": {"a": ["b"]}},
+        obj(a=INT, b=INT) | {"required": ["a", "b"]} | CLOSED,
+        set(),
+    ),
+    (
         "items are counted",
         {"type": "array", "contains": INT, "minContains": 2},
         {"type": "array", "minItems": 2},
@@ -185,12 +191,24 @@ PLAIN: list[tuple[str, Any, Any, set[str]]] = [
         set(),
     ),
     (
+        "two keys that may be one",
+        {"minProperties": 2, "type": "object"},
+        {"type": "object", "minProperties": 2},
+        {"minProperties"},
+    ),
+    (
         "two keys of three",
         obj(a=INT, b=INT, c=INT) | {"minProperties": 2},
         obj(a=INT, b=INT, c=INT) | CLOSED,
         {"minProperties"},
     ),
     ("more keys than are named", obj(a=INT) | {"minProperties": 2}, None, {"minProperties"}),
+    (
+        "an item that nothing fills",
+        {"type": "array", "items": {"not": {}}},
+        {"type": "array", "maxItems": 0, "items": False},
+        set(),
+    ),
     ("an optional part that nothing fills", obj(a=INT, b={"allOf": [INT, STR]}), obj(a=INT) | CLOSED, set()),
     ("a branch that nothing fills", {"anyOf": [INT, {"allOf": [INT, STR]}]}, INT, set()),
     (
@@ -234,7 +252,8 @@ def test_a_schema_becomes_plain(schema, plain, checks):
     assert set(found.checks) == checks
     Grammar(spec_of(Constrained(schema)))
     again = normalise(found.schema)
-    assert (again.schema, again.checks) == (found.schema, ())
+    assert again.schema == found.schema
+    assert set(again.checks) <= checks
 
 
 def test_keys_keep_the_order_of_their_declaration():
