@@ -68,7 +68,7 @@ _ORDERED = (
 
 def refusal(keyword: str, pointer: str, problem: str, hint: str = "") -> InvalidConstraintError:
     """The error for a keyword that cannot be met: it says which, where, why and what to do."""
-    return InvalidConstraintError(f"{keyword} at {pointer}: {problem}", hint=hint)
+    return InvalidConstraintError(f"{keyword} at {pointer}: {problem}", hint=hint or "Change it, or leave it out.")
 
 
 def draft_of(schema: Schema) -> int:

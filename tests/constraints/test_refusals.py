@@ -90,6 +90,7 @@ def test_a_schema_is_refused_by_keyword_and_place(schema, keyword, pointer, word
     assert time.perf_counter() - started < 1
     message = str(caught.value)
     assert message.startswith(f"{keyword} at {pointer}: "), message
+    assert caught.value.hint
     for word in words.split("|"):
         assert word in message
 
