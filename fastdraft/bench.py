@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -132,43 +134,26 @@ def run(
     Raises:
         ConfigError: Nothing to measure, or names and lengths that don't exist.
     """
-    plans = _sides(generator if isinstance(generator, GeneratorConfig) else generator.config, gammas, sources)
+    config = generator if isinstance(generator, GeneratorConfig) else generator.config
+    plans = _sides(config, gammas, sources)
     _check(tokens=tokens, repeats=repeats)
-    if isinstance(generator, GeneratorConfig):
-        with Generator.from_config(generator) as built:
-            return run(
-                built,
-                prompts,
-                tokens=tokens,
-                gammas=gammas,
-                sources=sources,
-                repeats=repeats,
-                temperature=temperature,
-                seed=seed,
-                progress=progress,
-            )
-    named = named_prompts(built_in(chat=_chats(generator)) if prompts is None else prompts)
     options: dict[str, Any] = {"max_tokens": tokens, "temperature": temperature, "seed": seed, "ignore_eos": True}
-
-    def side(prompt: Prompt, plan: tuple[str | None, Gamma]) -> Callable[[], Run]:
-        return lambda: time_call(generator, prompt, source=plan[0], gamma=plan[1], **options)
-
-    bar = tqdm(total=len(named) * len(plans) * repeats, unit="run") if progress else None
     runs: dict[str, list[list[Run]]] = {name: [] for name in plans}
-    for number, prompt in enumerate(named.values()):
-        found = interleave(
-            {name: side(prompt, plan) for name, plan in plans.items()},
-            repeats,
-            warm=number == 0,
-            tick=bar.update if bar is not None else lambda: None,
-        )
-        for name, got in found.items():
-            runs[name].append(got)
-    if bar is not None:
-        bar.close()
+    with ExitStack() as stack:
+        if isinstance(generator, GeneratorConfig):
+            generator = stack.enter_context(Generator.from_config(generator))
+        named = named_prompts(built_in(chat=_chats(generator)) if prompts is None else prompts)
+        bar = stack.enter_context(tqdm(total=len(named) * len(plans) * repeats, unit="run", disable=not progress))
+        for number, prompt in enumerate(named.values()):
+            sides = {
+                name: partial(time_call, generator, prompt, source=source, gamma=gamma, **options)
+                for name, (source, gamma) in plans.items()
+            }
+            for name, got in interleave(sides, repeats, warm=number == 0, tick=bar.update).items():
+                runs[name].append(got)
     comparable = temperature == 0 or seed is not None
     made = tuple(_summary(name, *plan, runs[name], runs[PLAIN], comparable) for name, plan in plans.items())
-    return BenchReport(generator.config.target.label, tuple(named), tokens, repeats, temperature, seed, made)
+    return BenchReport(config.target.label, tuple(named), tokens, repeats, temperature, seed, made)
 
 
 def plot(report: BenchReport, path: Path) -> None:

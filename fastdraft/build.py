@@ -21,7 +21,7 @@ from fastdraft.intake import Intake
 from fastdraft.memory import context_limit, kv_blocks, token_bytes
 from fastdraft.models.calibrate import load_or_measure
 from fastdraft.models.frequent import Frequencies, cut_head, frequent
-from fastdraft.models.kernels import fasten
+from fastdraft.models.kernels import fasten, quantization_of
 from fastdraft.models.loading import Loaded, load_model, load_tokenizer
 from fastdraft.models.pairing import Pairing, pair, usable_vocabulary
 from fastdraft.models.runner import Runner
@@ -213,10 +213,9 @@ def _fasten(spec: Model, loaded: Loaded, *, draft: bool = False) -> str:
     """Puts the fastest kernels under a model that is ours; a borrowed one runs as it is."""
     if spec.loaded and not spec.take:
         return "plain"
-    quantization = spec.quantization or ("auto" if draft else "none")
     # What was handed over may have been changed, and keywords may choose other weights: neither is what a name says.
     source = "" if spec.loaded or spec.kwargs else loaded.source
-    return fasten(loaded.model, quantization, label=loaded.label, source=source)
+    return fasten(loaded.model, quantization_of(spec, draft=draft), label=loaded.label, source=source)
 
 
 def _costs(

@@ -189,14 +189,12 @@ class Engine:
             rows_RV = logits_RV[row : row + len(one.draft) + 1]
             row += len(one.draft) + 1
             if outcome.accepted >= count:
-                self.fail(one.request, _numerical(one.request, rows_RV[count]))
+                self.fail(one.request, _numerical(one.request, False))
                 continue
             try:
                 played.append(self._conclude(one, outcome, rows_RV, spent))
             except Exception as error:  # what goes wrong with one request's text is its own
                 self.fail(one.request, owned(error))
-            if count <= len(one.draft) and one.request.table is not None:
-                self._runner.clear_behind(one.request.table)
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
         return played
 
@@ -221,10 +219,14 @@ class Engine:
     def _drop_broken(
         self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor
     ) -> tuple[list[Part], list[int], list[int]]:
-        """Ends requests whose next token has no finite best score; a later broken row counts only if it is reached.
+        """Ends requests whose logits are not finite, or whose next token has no finite score.
+
+        A drafted token's logits count too: where they are not finite those before it are not either, as attention
+        reads, with weight 0, what stands behind them. A draft that leads where a grammar and bans leave nothing counts
+        only if it is followed.
 
         Returns:
-            The other requests, their rows, and how many rows of each are sound, from the first.
+            The other requests, their rows, and how many rows of each may be reached, from the first.
         """
         fine = torch.isfinite(scores_RV.amax(-1)).tolist()
         good: list[Part] = []
@@ -235,8 +237,9 @@ class Engine:
             mine = range(first, first + len(one.draft) + 1)
             first = mine.stop
             count = next((i for i, row in enumerate(mine) if not fine[row]), len(mine))
-            if not count:
-                self.fail(one.request, _numerical(one.request, logits_RV[mine.start]))
+            broken = count < len(mine) and not bool(torch.isfinite(logits_RV[mine.start : mine.stop].amax(-1)).all())
+            if broken or not count:
+                self.fail(one.request, _numerical(one.request, broken))
                 continue
             good.append(one)
             rows += mine
@@ -356,8 +359,8 @@ def _forced(request: Request) -> list[int]:
     return [] if request.trail is None else request.trail.forced()
 
 
-def _numerical(request: Request, logits_V: Tensor) -> FastDraftError:
-    if not torch.isfinite(logits_V.amax()):
+def _numerical(request: Request, broken: bool) -> FastDraftError:
+    if broken:
         return NumericalError(
             f"{request.model} returned nan or infinite logits after {len(request.tokens)} tokens.",
             hint="Try another dtype, such as float32; float16 overflows on many models.",

@@ -15,6 +15,7 @@ from fastdraft.attention.sdpa import SdpaAttention
 from fastdraft.config import DraftModel, GeneratorConfig, Model, parse_bytes
 from fastdraft.errors import ConfigError
 from fastdraft.kv.cache import LayerShape
+from fastdraft.models.kernels import Quantization, quantization_of
 from fastdraft.models.loading import load_config, pick_device, torch_dtype
 from fastdraft.models.support import context_of, refuse_config
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MemoryPlan", "ModelPlan", "context_limit", "kv_blocks", "plan_memory", "token_bytes"]
 
 # Bytes of a linear layer's weight once it is rounded; int4 with scale and zero of each group of 64, auto may hold both.
-_BYTES = {"none": None, "int8": 1.0, "int4": 0.5 + 4 / 64, "auto": 1.5 + 4 / 64}
+_BYTES: dict[Quantization, float | None] = {"none": None, "int8": 1.0, "int4": 0.5 + 4 / 64, "auto": 1.5 + 4 / 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +148,9 @@ def plan_memory(config: GeneratorConfig) -> MemoryPlan:
     for spec, found in zip(specs, configs, strict=True):
         refuse_config(found, spec.label)
     device = pick_device(config.target.device or config.device)
-    usual = ["none", *["auto" if device.type == "cpu" else "none"] * (len(specs) - 1)]
-    roundings = [
-        "none" if spec.loaded and not spec.take else spec.quantization or rounding
-        for spec, rounding in zip(specs, usual, strict=True)
-    ]
     plans = [
-        _plan_model(spec, found, config.dtype, _BYTES[rounding])
-        for spec, found, rounding in zip(specs, configs, roundings, strict=True)
+        _plan_model(spec, found, config.dtype, _rounded(quantization_of(spec, draft=i > 0), device))
+        for i, (spec, found) in enumerate(zip(specs, configs, strict=True))
     ]
     backend = SdpaAttention()
     context = context_limit(config, configs[0])
@@ -162,6 +158,11 @@ def plan_memory(config: GeneratorConfig) -> MemoryPlan:
     blocks = kv_blocks(config, per_token, backend, context, device)
     tokens = blocks * backend.block_size
     return MemoryPlan(plans[0], tuple(plans[1:]), tokens * sum(per_token), tokens, context)
+
+
+def _rounded(quantization: Quantization, device: torch.device) -> float | None:
+    """Bytes of a rounded weight; None where weights are held as they are, as on CUDA with "auto"."""
+    return None if quantization == "auto" and device.type != "cpu" else _BYTES[quantization]
 
 
 def _plan_model(spec: Model, config: PretrainedConfig, dtype: str, rounded: float | None) -> ModelPlan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import gc
 import os
 import subprocess
@@ -590,23 +589,6 @@ def test_nan_ends_only_the_call_that_has_it(gen, model, words, gamma):
     again = gen.generate(sick, **options)
     assert list(again.token_ids)[:5] == [t for t in tiny.greedy(model, sick, 5)]
     assert POISON not in again.token_ids
-
-
-@pytest.mark.parametrize("gamma", [1, 4])
-def test_nan_behind_a_refused_draft_ends_nothing(model, tokenizer, gamma):
-    """Plain decoding never reads the token; a draft that proposes it in every round is refused, and leaves no trace."""
-    eager = copy.deepcopy(model)
-    head = eager.get_output_embeddings()
-    head.bias = torch.nn.Parameter(torch.zeros(head.out_features))
-    head.bias.data[POISON] = 1e4
-    options: Any = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logit_bias": {}}
-    expected = tiny.greedy(model, [5, 6, 7], 40)
-    assert POISON not in expected
-    with Generator(model, DraftModel(eager), tokenizer=tokenizer) as generator, poisoned(model):
-        out = within(lambda: generator.generate([5, 6, 7], gamma=gamma, **options))
-        assert list(out.token_ids) == expected
-        assert out.stats.draft_tokens > out.stats.accepted_tokens == 0
-        settled(generator)
 
 
 def test_a_draft_recovers_from_nan(model, draft, tokenizer):

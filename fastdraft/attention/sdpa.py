@@ -49,7 +49,7 @@ class SdpaAttention:
         groups = q_THD.shape[1] // heads
         if window not in step.shared:
             step.shared[window] = [
-                _with_mask(piece, window, groups, q_THD)
+                (piece, None if piece.whole and softcap is None else _mask(piece, window, groups, q_THD))
                 for span in step.spans
                 for piece in _pieces(span, window, self.block_size)
             ]
@@ -57,12 +57,12 @@ class SdpaAttention:
         for piece, mask_QL in step.shared[window]:
             k_NLD, v_NLD = _read(k_SND, piece).transpose(0, 1), _read(v_SND, piece).transpose(0, 1)
             rows_RHD = q_THD[piece.first : piece.first + piece.rows]
-            if piece.whole and softcap is None:
+            if mask_QL is None:
                 out.append(_first_chunk(rows_RHD, k_NLD, v_NLD, scaling))
                 continue
             q_NQD = rows_RHD.unflatten(1, (heads, groups)).permute(1, 2, 0, 3).flatten(1, 2)
             size = q_NQD.shape[1]
-            if missing := -size % _TILE:
+            if missing := len(mask_QL) - size:
                 q_NQD = F.pad(q_NQD, (0, 0, 0, missing))
             out_NQD = _scores_to_values(q_NQD, k_NLD, v_NLD, mask_QL, scaling, softcap)[:, :size]
             out.append(out_NQD.unflatten(1, (groups, piece.rows)).permute(2, 0, 1, 3).flatten(1, 2))
@@ -129,15 +129,15 @@ def _first_chunk(q_THD: Tensor, k_NLD: Tensor, v_NLD: Tensor, scaling: float) ->
     return out[0].transpose(0, 1)
 
 
-def _with_mask(piece: _Piece, window: int | None, groups: int, like: Tensor) -> tuple[_Piece, Tensor]:
-    """The piece and what is added to its scores, [Q, L]: 0 where a query may read, else minus infinity."""
+def _mask(piece: _Piece, window: int | None, groups: int, like: Tensor) -> Tensor:
+    """What is added to a piece's scores, [Q, L]: 0 where a query may read, else minus infinity."""
     query = torch.arange(piece.past, piece.past + piece.rows, device=like.device)[:, None]
     place = torch.arange(piece.low, piece.high, device=like.device)[None]
     denied = place > query
     if window is not None:
         denied |= place <= query - window
     mask_RL = torch.zeros(denied.shape, dtype=like.dtype, device=like.device).masked_fill_(denied, -torch.inf)
-    return piece, F.pad(mask_RL.repeat(groups, 1), (0, 0, 0, -groups * piece.rows % _TILE))
+    return F.pad(mask_RL.repeat(groups, 1), (0, 0, 0, -groups * piece.rows % _TILE))
 
 
 def _scores_to_values(

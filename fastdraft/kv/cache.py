@@ -46,6 +46,13 @@ class PagedCache:
         self.values = [torch.empty(slots, n, v, dtype=dtype, device=device) for n, _, v in layers]
         self._block_size = block_size
 
+    def write(self, layer: int, slots_T: Tensor, k_TND: Tensor, v_TND: Tensor) -> tuple[Tensor, Tensor]:
+        """Puts a forward's keys and values into their slots; returns the layer's whole pool, which attention reads."""
+        k_SND, v_SND = self.keys[layer], self.values[layer]
+        k_SND.index_copy_(0, slots_T, k_TND)
+        v_SND.index_copy_(0, slots_T, v_TND)
+        return k_SND, v_SND
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks, (source, destination), before a write that may not touch the source."""
         size = self._block_size
@@ -60,11 +67,6 @@ class PagedCache:
         index_B = torch.tensor(blocks, device=self.keys[0].device)
         for pool_SND in (*self.keys, *self.values):
             pool_SND.view(-1, self._block_size, *pool_SND.shape[1:]).index_fill_(0, index_B, 0)
-
-    def clear_slots(self, first: int, end: int) -> None:
-        """Zeroes slots first .. end - 1."""
-        for pool_SND in (*self.keys, *self.values):
-            pool_SND[first:end] = 0
 
 
 class StepCache:
@@ -83,10 +85,7 @@ class StepCache:
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Writes [1, N, T, D] keys and values; returns the layer's whole pool, which only our attention reads."""
-        k_SND, v_SND = self._cache.keys[layer_idx], self._cache.values[layer_idx]
-        k_SND.index_copy_(0, self._slots_T, keys[0].transpose(0, 1))
-        v_SND.index_copy_(0, self._slots_T, values[0].transpose(0, 1))
-        return k_SND, v_SND
+        return self._cache.write(layer_idx, self._slots_T, keys[0].transpose(0, 1), values[0].transpose(0, 1))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: positions are given explicitly."""

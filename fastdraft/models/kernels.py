@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastdraft._log import get_logger
+from fastdraft.config import Model
 from fastdraft.errors import ConfigError
 from fastdraft.models.linears import Site, replace, sites
 from fastdraft.models.prepacked import prepack
@@ -23,7 +24,7 @@ from fastdraft.models.rounded import RoundedWeights, fingerprint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Quantization", "fasten"]
+__all__ = ["Quantization", "fasten", "quantization_of"]
 
 _log = get_logger(__name__)
 
@@ -32,6 +33,13 @@ Quantization: TypeAlias = Literal["auto", "int8", "int4", "none"]
 _FEW = (1, 2, 4, 8)  # row counts at which int4 may beat int8
 _CACHE = 1 << 26  # bytes that push a layer out of a processor's caches, as the model's other layers do
 _MANY = 64
+
+
+def quantization_of(spec: Model, *, draft: bool) -> Quantization:
+    """What is asked of a model's weights: borrowed ones stay as they are, a draft's are rounded by default."""
+    if spec.loaded and not spec.take:
+        return "none"
+    return spec.quantization or ("auto" if draft else "none")
 
 
 @torch.inference_mode()

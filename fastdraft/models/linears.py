@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FEW_ROWS", "Make", "Site", "fill_rows", "replace", "sites"]
+__all__ = ["FEW_ROWS", "Make", "Site", "fill_rows", "joined_product", "replace", "sites"]
 
 # What transformers calls projections of one input; as one product they read memory in fewer, longer stretches.
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -126,11 +126,20 @@ class _Part(nn.Module):
 
     def __init__(self, joined: _Joined, index: int) -> None:
         super().__init__()
-        self._joined = joined
+        self.joined = joined
         self._index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._joined.part(x, self._index)
+        return self.joined.part(x, self._index)
+
+
+def joined_product(*layers: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The outputs of layers of one input beside each other; one product where they were joined."""
+    first = layers[0]
+    if isinstance(first, _Part):
+        product: Callable[[Tensor], Tensor] = first.joined.layer
+        return product
+    return lambda x: torch.cat([layer(x) for layer in layers], -1)
 
 
 def fill_rows(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fastdraft.models.linears import FEW_ROWS, fill_rows
+from fastdraft.models.linears import fill_rows
 
 __all__ = ["GROUP", "Int4Linear", "Int8Linear", "MixedLinear", "Rounded", "Rounding", "round_int4", "round_int8"]
 
@@ -74,26 +74,37 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., T, K] to [..., T, N]."""
         rows = x.shape[-2]
-        x_TK = fill_rows(x)
-        top_T1 = x_TK.abs().amax(-1, keepdim=True).float().clamp_(min=1e-30)
-        steps_TK = x_TK.to(torch.float32, copy=True).mul_(_TOP / top_T1)
+        top_T1 = x.abs().amax(-1, keepdim=True).float().clamp_(min=1e-30)
+        steps_TK = x.to(torch.float32, copy=True).mul_(_TOP / top_T1)
         if self._fine:
             digit_TK = (steps_TK + _MIDDLE).to(torch.uint8)
             left_TK = steps_TK.sub_(digit_TK).add_(_ZERO)
             second_TK = left_TK.mul_(_FINER).add_(_MIDDLE).to(torch.uint8)
             both_TN = self._product(torch.cat([digit_TK, second_TK], -2))
-            first_TN, second_TN = both_TN.tensor_split(2, -2)
-            y_TN = first_TN.add_(second_TN, alpha=1 / _FINER)
+            y_TN = both_TN[..., :rows, :].add_(both_TN[..., rows : 2 * rows, :], alpha=1 / _FINER)
         else:
-            y_TN = self._product(steps_TK.add_(_MIDDLE).to(torch.uint8))
+            y_TN = self._product(steps_TK.add_(_MIDDLE).to(torch.uint8))[..., :rows, :]
         y_TN *= top_T1.mul_(1 / _TOP)
         if self._bias_N is not None:
             y_TN += self._bias_N
-        return (y_TN if rows >= FEW_ROWS else y_TN[..., :rows, :]).to(x.dtype)
+        return y_TN.to(x.dtype)
 
     def _product(self, digit_TK: Tensor) -> Tensor:
-        y_TN: Tensor = torch.ops.onednn.qlinear_pointwise(
-            digit_TK, 1.0, _ZERO, self._weight, self._scale_N, self._zero_N, None, 1.0, 0, torch.float32, "none", [], ""
+        """Integers, exactly; of rows that were added for speed there is a result too."""
+        y_TN: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            fill_rows(digit_TK),
+            1.0,
+            _ZERO,
+            self._weight,
+            self._scale_N,
+            self._zero_N,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
         )
         return y_TN
 

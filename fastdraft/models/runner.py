@@ -18,6 +18,7 @@ from fastdraft.errors import UnsupportedModelError
 from fastdraft.kv.cache import LayerShape, PagedCache, StepCache
 from fastdraft.kv.pool import BlockPool
 from fastdraft.kv.table import Table
+from fastdraft.models.lean import lean_forward
 from fastdraft.models.views import view
 from fastdraft.round import Rows
 
@@ -83,6 +84,7 @@ class Runner:
         self.device = model.device
         self.pool = BlockPool(blocks, backend.block_size, space=space)
         self._model = view(model, ATTENTION)
+        self._lean = lean_forward(self._model)
         self._vocabulary = vocabulary
         self._backend = backend
         self._cache = PagedCache(layers, blocks * backend.block_size, backend.block_size, model.dtype, model.device)
@@ -99,19 +101,12 @@ class Runner:
         Raises:
             CacheFullError: The table is left as it was.
         """
-        held = set(table.blocks)
+        first = table.length // self._backend.block_size  # earlier blocks are full, and stay
+        held = set(table.blocks[first:])
         copies = table.reserve(length)
         held.update(copy for _, copy in copies)
-        self._cache.clear_blocks([block for block in table.blocks if block not in held])
+        self._cache.clear_blocks([block for block in table.blocks[first:] if block not in held])
         self._cache.copy_blocks(copies)
-
-    def clear_behind(self, table: Table) -> None:
-        """Zeroes what a forward that was not finite left behind a table's last token: the next one would read it."""
-        size = self._backend.block_size
-        index, used = divmod(table.length, size)
-        # A block that is not ours alone was not written.
-        if used and table.pool.writable(table.blocks[index]):
-            self._cache.clear_slots(table.blocks[index] * size + used, (table.blocks[index] + 1) * size)
 
     def forward(self, feeds: Sequence[Feed], tables: Sequence[Table], keep: Sequence[int]) -> Rows:
         """Runs the model once over all sequences and advances their tables.
@@ -135,20 +130,29 @@ class Runner:
             dtype=torch.int64,
             device=self.device,
         )
+        ids_T = _pack(feeds, self.device)
+        if self._lean is not None and not self._lean.watched():
+            logits_RV = self._lean(ids_T, index_R, self._cache, self._backend, step)
+        else:
+            logits_RV = self._whole(ids_T, index_R, step)
+        for table, feed in zip(tables, feeds, strict=True):
+            table.advance(feed.size)
+        return Rows(logits_RV[:, : self._vocabulary])
+
+    def _whole(self, ids_T: Tensor, index_R: Tensor, step: Step) -> Tensor:
+        """The model's own forward, with our cache and attention."""
         given: dict[str, Any] = {self._cache_name: StepCache(self._cache, step.slots_T)}
         if self._narrow:
             given["logits_to_keep"] = index_R
         output = self._model(
-            input_ids=_pack(feeds, self.device)[None],
+            input_ids=ids_T[None],
             position_ids=step.positions_T[None],
             use_cache=True,
             fastdraft=(self._backend, step),
             **given,
         )
-        for table, feed in zip(tables, feeds, strict=True):
-            table.advance(feed.size)
-        logits_RV = output.logits[0] if self._narrow else output.logits[0, index_R]
-        return Rows(logits_RV[:, : self._vocabulary])
+        logits_RV: Tensor = output.logits[0] if self._narrow else output.logits[0, index_R]
+        return logits_RV
 
 
 def _pack(feeds: Sequence[Feed], device: torch.device) -> Tensor:

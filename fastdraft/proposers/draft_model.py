@@ -124,21 +124,22 @@ class DraftModelProposer:
         """Sampled drafts with their exact q; point masses at temperature 0, and where a grammar leaves no choice."""
         found = [_Growing(list(lead)) for lead in leads]
         forwards: list[Forward] = []
+        self._suspects.clear()  # those of a round that failed
         limits = [self._admit(r, len(g.lead), p.gamma) for r, g, p in zip(requests, found, plans, strict=True)]
         active = self._catch_up(requests, limits, forwards)
         while active:
-            scores_BV = self._scores([requests[i] for i in active], [found[i] for i in active], forwards)
+            scores_BK = self._scores([requests[i] for i in active], [found[i] for i in active], forwards)
             # Where a grammar allows nothing that the draft can say, its draft ends, whatever it would have drawn.
             going = list(range(len(active)))
             if any(requests[i].trail is not None for i in active):
-                going = scores_BV.amax(-1).isfinite().nonzero()[:, 0].tolist()
-            going = self._sure(scores_BV, going, [found[i] for i in active], [plans[i].stop for i in active])
+                going = scores_BK.amax(-1).isfinite().nonzero()[:, 0].tolist()
+            going = self._sure(scores_BK, going, [found[i] for i in active], [plans[i].stop for i in active])
             if len(going) < len(active):
                 active = [active[row] for row in going]
                 if not active:
                     break
-                scores_BV = scores_BV[going]
-            p_BV, chosen_B = self._draw([requests[i] for i in active], [found[i].offset for i in active], scores_BV)
+                scores_BK = scores_BK[going]
+            p_BV, chosen_B = self._draw([requests[i] for i in active], [found[i].offset for i in active], scores_BK)
             for row, i in enumerate(active):
                 q_1V = None if requests[i].warp.greedy else p_BV[row : row + 1]
                 found[i].add(chosen_B[row : row + 1], self.name, q_1V)
@@ -158,10 +159,10 @@ class DraftModelProposer:
         return len(growing.tokens) < limit and growing.goes_on(stop)
 
     def _sure(
-        self, scores_BV: Tensor, rows: Sequence[int], found: Sequence[_Growing], stops: Sequence[Stop | None]
+        self, scores_BK: Tensor, rows: Sequence[int], found: Sequence[_Growing], stops: Sequence[Stop | None]
     ) -> list[int]:
         """Rows whose token is worth a verify; decided by the draft's confidence, before any token is drawn."""
-        confidence_B = (scores_BV.amax(-1) - scores_BV.logsumexp(-1)).exp()
+        confidence_B = (scores_BK.amax(-1) - scores_BK.logsumexp(-1)).exp()
         level_B = torch.bucketize(confidence_B, self._edges.to(confidence_B.dtype), right=True)
         for row in rows:
             found[row].levels.append(level_B[row : row + 1])
@@ -231,7 +232,7 @@ class DraftModelProposer:
     def _scores(
         self, requests: Sequence[Request], growing: Sequence[_Growing], forwards: list[Forward]
     ) -> Tensor:
-        """One forward of the batch: the scores of each request's next position."""
+        """One forward of the batch: each request's scores of the next position, of the tokens that it can propose."""
         tables = [self._tables[r] for r in requests]
         feeds = []
         for request, table, one in zip(requests, tables, growing, strict=True):
@@ -253,41 +254,51 @@ class DraftModelProposer:
             for r, one in zip(requests, growing, strict=True)
         ]
         scores_BV = scores(logits_BV, histories)
-        best_B1 = scores_BV.amax(-1, keepdim=True)
+        scores_BK = self._sayable(scores_BV)
+        best_B1 = scores_BK.amax(-1, keepdim=True)
         sound_B1 = best_B1.isfinite()
         self._suspects.append((requests, (~sound_B1 & (best_B1 != -torch.inf))[:, 0]))
         # A broken draft guesses evenly: an exact q like any other, and no other request suffers.
-        scores_BV = torch.where(sound_B1, scores_BV, 0.0)
         ruled = [(row, r.trail, r) for row, r in enumerate(requests) if r.trail is not None]
         if not ruled:
-            return scores_BV
+            return torch.where(sound_B1, scores_BK, 0.0)
         bits_MW = torch.stack([trail.mask() for _, trail, _ in ruled])
-        return forbid(scores_BV, [row for row, *_ in ruled], bits_MW, exact=[r.warp.greedy for *_, r in ruled])
+        exact = [r.warp.greedy for *_, r in ruled]
+        scores_BV = torch.where(sound_B1, scores_BV, 0.0)
+        return self._sayable(forbid(scores_BV, [row for row, *_ in ruled], bits_MW, exact=exact))
+
+    def _sayable(self, scores_BV: Tensor) -> Tensor:
+        """Scores of the tokens it can propose, perhaps a tenth of all."""
+        return scores_BV if self._kept_K is None else scores_BV.index_select(1, self._kept_K)
 
     def _drafted(self, growing: _Growing) -> Tensor:
         """The round's drafted tokens so far."""
         lead = torch.tensor(growing.lead, dtype=torch.int64, device=self.runner.device)
         return torch.cat([lead, *growing.tokens])
 
-    def _draw(
-        self, requests: Sequence[Request], offsets: Sequence[int], scores_BV: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Distributions and tokens of one position of each request."""
+    def _draw(self, requests: Sequence[Request], offsets: Sequence[int], scores_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Distributions over all tokens, and tokens, of one position of each request."""
         warps = [r.warp for r in requests]
         if all(warp.greedy for warp in warps):
-            return scores_BV, scores_BV.argmax(-1)
-        p_BV = probs(scores_BV, warps)
+            return scores_BK, self._named(scores_BK.argmax(-1))  # a point mass needs no distribution
         lengths = [len(r.tokens) for r in requests]
         seeds = [r.seed for r in requests]
-        u_B = noise.uniform(seeds, lengths, offsets, noise.DRAFT, p_BV.device)
-        chosen_B = torch.where(
-            _flags(r.warp.greedy for r in requests).to(p_BV.device), p_BV.argmax(-1), draw(p_BV, u_B)
-        )
+        u_B = noise.uniform(seeds, lengths, offsets, noise.DRAFT, scores_BK.device)
+        p_BK = probs(scores_BK, warps)
+        greedy_B = _flags(warp.greedy for warp in warps).to(p_BK.device)
+        chosen_B = self._named(torch.where(greedy_B, p_BK.argmax(-1), draw(p_BK, u_B)))
+        p_BV = p_BK
+        if self._kept_K is not None:
+            p_BV = p_BK.new_zeros(len(p_BK), self._vocabulary).index_copy_(1, self._kept_K, p_BK)
         coupled = [i for i, r in enumerate(requests) if r.params.invariant and not r.warp.greedy]
         if coupled:
             picked = choose(p_BV[coupled], [seeds[i] for i in coupled], [lengths[i] + offsets[i] for i in coupled])
             chosen_B[coupled] = picked
         return p_BV, chosen_B
+
+    def _named(self, chosen_B: Tensor) -> Tensor:
+        """Token ids of columns."""
+        return chosen_B if self._kept_K is None else self._kept_K[chosen_B]
 
     def observe(self, requests: Sequence[Request]) -> None:
         """Rolls back what was not accepted; shares full blocks of committed tokens.

@@ -21,6 +21,7 @@ __all__ = ["History", "Warp", "logprobs", "probs", "scores"]
 
 # Candidates of a partial top-k. A nucleus is nearly always smaller; where it is not, the row is sorted whole.
 CANDIDATES = 1024
+_TIES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,10 @@ def probs(scores_RV: Tensor, warps: Sequence[Warp]) -> Tensor:
     if truncated:
         rows = [warps[i] for i in truncated]
         whole = len(truncated) == len(warps)
-        _truncate(p_RV, shifted_RV if whole else shifted_RV[truncated], truncated, rows, CANDIDATES)
+        # A few more than top_k leave room for ties, and are found sooner than many.
+        most = max(warp.top_k or CANDIDATES for warp in rows)
+        candidates = min(CANDIDATES, most + _TIES)
+        _truncate(p_RV, shifted_RV if whole else shifted_RV[truncated], truncated, rows, candidates)
     return p_RV
 
 
@@ -199,7 +203,8 @@ def _truncate(p_RV: Tensor, logits_RV: Tensor, rows: list[int], warps: Sequence[
     # Ties with the k-th value stay, as in transformers.
     kth_R1 = value_RK.gather(1, (limit.clamp(max=k) - 1)[:, None])
     limited_R1 = (limit <= k)[:, None]
-    keep_RK = ~limited_R1 | (value_RK >= kth_R1)
+    keep_RK = (~limited_R1 | (value_RK >= kth_R1)) & (value_RK > -math.inf)
+    tied_R = limited_R1[:, 0] & keep_RK[:, -1]  # perhaps with tokens beyond the candidates
     value64_RK = value_RK.double()
     total_R1 = torch.where(
         limited_R1,
@@ -216,7 +221,7 @@ def _truncate(p_RV: Tensor, logits_RV: Tensor, rows: list[int], warps: Sequence[
     keep_RK[:, 0] = True
     if k < vocabulary:
         # What may reach beyond the candidates: a kept last one, or a top_k whose mass they don't hold.
-        open_R = (keep_RK[:, -1] | ((limit > k) & (limit < vocabulary))).nonzero()[:, 0].tolist()
+        open_R = (tied_R | keep_RK[:, -1] | ((limit > k) & (limit < vocabulary))).nonzero()[:, 0].tolist()
         if open_R:
             _truncate(p_RV, logits_RV[open_R], [rows[i] for i in open_R], [warps[i] for i in open_R], vocabulary)
             done = [i for i in range(len(rows)) if i not in set(open_R)]

@@ -19,13 +19,11 @@ import torch
 import transformers
 
 import fastdraft
-from fastdraft.timing import Run, interleave, median
+from fastdraft.timing import Run, median
 
 __all__ = [
     "Clock",
-    "Run",
     "bars",
-    "interleave",
     "median",
     "run_transformers",
     "table",

@@ -189,6 +189,20 @@ def test_more_ties_than_candidates_stay_too() -> None:
     assert (probs(logits_1V, [Warp(top_k=5)]) > 0).sum() == 3000
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.6, 0.9, 0.99])
+@pytest.mark.parametrize("ties", [10, 40, 200])
+def test_a_nucleus_within_ties_beyond_the_candidates_counts_all_of_them(ties: int, top_p: float) -> None:
+    """In bfloat16 many tokens share a score: the mass that top_p is a share of is that of all that top_k keeps."""
+    logits_1V = torch.full((1, 3000), -9.0, dtype=torch.float64)
+    logits_1V[0, 5::13][:ties] = 1.0
+    logits_1V[0, 7] = 1.5
+    warp = Warp(top_k=5, top_p=top_p)
+    ours = probs(logits_1V, [warp])[0]
+    theirs = reference(logits_1V[0], warp)
+    assert (ours > 0).sum() == (theirs > 0).sum()  # which of the tied ones stay is anyone's choice
+    assert torch.allclose(ours.sort().values, theirs.sort().values, atol=1e-9)
+
+
 @pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
 @pytest.mark.parametrize("vocabulary", [12, 2000])
 def test_banned_tokens_have_no_chance_and_the_rest_is_renormalised(truncation: dict[str, Any], vocabulary: int) -> None:
