@@ -197,7 +197,7 @@ class Generator:
         Args:
             prompt: Raw text (no template; it may hold control tokens), chat messages, or token ids.
             params: Sampling and stopping; ``options`` win, the generator's defaults and the model's own come after.
-            output_type: The type of the answer; not supported by models yet, refused with `InvalidConstraintError`.
+            output_type: What the answer must be: see `Constrained.type`, or a `Constrained` itself.
             **options: `CallOptions`: ``template_options``, ``fold_system``, ``timeout``, ``request_id``, ``trace``,
                 and any field of `SamplingParams`.
 
@@ -206,9 +206,12 @@ class Generator:
             PromptTooLongError: Longer than the context or than KV can ever hold.
             QueueFullError: Too many calls wait.
             GeneratorClosedError: After `close`.
+            InvalidConstraintError: An output type that cannot be enforced.
+            OutputValidationError: The call ended without a valid value of its output type.
             EngineFailedError: A round failed; its cause is attached.
         """
-        with self.stream(prompt, params, output_type=output_type, **options) as stream:
+        self._check_process()
+        with self._submit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0] as stream:
             return stream.completion
 
     @overload
@@ -248,7 +251,7 @@ class Generator:
     ) -> Stream[Any]:
         """`generate`, chunk by chunk; what can be refused is refused here, before the first chunk."""
         self._check_process()
-        return self._submit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0]
+        return self._submit([_once(self._intake.request(prompt, params, Ask.divide(output_type, options)))])[0]
 
     @overload
     def batch(
@@ -352,7 +355,8 @@ class Generator:
         **options: Unpack[CallOptions],
     ) -> Completion[Any]:
         """`generate` for an event loop; cancelling the task cancels the call."""
-        async with self.astream(prompt, params, output_type=output_type, **options) as stream:
+        self._check_process()
+        async with self._asubmit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0] as stream:
             return await stream.result()
 
     def astream(
@@ -365,7 +369,7 @@ class Generator:
     ) -> AsyncStream[Any]:
         """`stream` for the running event loop; not a coroutine: what can be refused is refused here."""
         self._check_process()
-        return self._asubmit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0]
+        return self._asubmit([_once(self._intake.request(prompt, params, Ask.divide(output_type, options)))])[0]
 
     @overload
     async def abatch(
@@ -460,7 +464,7 @@ class Generator:
         for request in requests:
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
             request.emit = events.put
-            streams.append(Stream[Any](request, self, events))
+            streams.append(Stream[Any](request, self, events, self._again))
         self._worker.submit(requests)
         return streams
 
@@ -470,9 +474,15 @@ class Generator:
         for request in requests:
             events: asyncio.Queue[Event] = asyncio.Queue()
             request.emit = async_emitter(loop, events)
-            streams.append(AsyncStream[Any](request, self, events))
+            streams.append(AsyncStream[Any](request, self, events, self._again))
         self._worker.submit(requests)
         return streams
+
+    def _again(self, request: Request, attempt: int) -> Request:
+        """Submits a call once more, to whoever waits for it."""
+        another = self._intake.again(request, attempt)
+        self._worker.submit([another])
+        return another
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -510,6 +520,20 @@ class Generator:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose(drain=error is None)
+
+
+def _once(request: Request) -> Request:
+    """A request whose chunks are handed out as they come.
+
+    Raises:
+        ConfigError: It may be tried again.
+    """
+    if request.spec is not None and request.spec.retries:
+        raise ConfigError(
+            f"retries={request.spec.retries} in a stream, which cannot take back what it handed out.",
+            hint="Use generate, or leave retries out.",
+        )
+    return request
 
 
 def _without_taken(config: GeneratorConfig) -> GeneratorConfig:

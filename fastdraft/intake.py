@@ -11,7 +11,7 @@ from typing import Any
 from fastdraft.config import Prompt, SamplingParams
 from fastdraft.constraints.llguidance import Grammars
 from fastdraft.constraints.trail import Trail
-from fastdraft.constraints.types import as_constrained, spec_of
+from fastdraft.constraints.types import Spec, as_constrained, spec_of
 from fastdraft.errors import ConfigError, PromptTooLongError
 from fastdraft.precedence import check_names, resolve_params
 from fastdraft.prompt import PromptEncoder
@@ -126,7 +126,14 @@ class Intake:
         self._check_length(len(ids))
         ends = frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else frozenset(self.eos))
         spec = None if ask.output_type is None else spec_of(as_constrained(ask.output_type))
-        trail = None if spec is None else Trail(self.grammars.start(spec), self.vocabulary, ends)
+        if spec is not None and spec.retries and resolved.temperature == 0:
+            raise ConfigError(
+                f"retries={spec.retries} at temperature 0 would write the same text again.",
+                hint="Set a temperature, or leave retries out.",
+            )
+        # The last token of an output is never fed, so it needs neither a position nor a slot.
+        limit = min(len(ids) + resolved.max_tokens, min(self.context, self.capacity) + 1)
+        trail = None if spec is None else self._trail(spec, ends, limit - len(ids))
         seed = derive_seed(new_seed() if resolved.seed is None else resolved.seed, sample)
         if resolved.seed is not None:  # so that a sample can be repeated by itself
             resolved = resolved.model_copy(update={"seed": seed})
@@ -137,8 +144,7 @@ class Intake:
             params=resolved,
             warp=Warp.compile(resolved, self.eos, self.vocabulary),
             seed=seed,
-            # The last token of an output is never fed, so it needs neither a position nor a slot.
-            limit=min(len(ids) + resolved.max_tokens, min(self.context, self.capacity) + 1),
+            limit=limit,
             ends=ends,
             text=TextStream(self.tokenizer, ids, resolved.stop),
             decode=lambda token: str(self.tokenizer.decode([token])),
@@ -152,6 +158,30 @@ class Intake:
             trail=trail,
             spec=spec,
         )
+
+    def again(self, request: Request, attempt: int) -> Request:
+        """The same call once more with a seed of its own, for an output that was not valid."""
+        assert request.spec is not None
+        seed = derive_seed(request.seed, -attempt)  # samples of a prompt have the indices above 0
+        params = request.params
+        return replace(
+            request,
+            params=params if params.seed is None else params.model_copy(update={"seed": seed}),
+            seed=seed,
+            text=TextStream(self.tokenizer, request.prompt, params.stop),
+            tally=Tally(time.perf_counter()),
+            logprobs=None if request.logprobs is None else [],
+            rounds=None if request.rounds is None else [],
+            trail=self._trail(request.spec, request.ends, request.limit - len(request.prompt)),
+            table=None,
+            course=None,
+            finish_reason=None,
+            stop_reason=None,
+        )
+
+    def _trail(self, spec: Spec, ends: frozenset[int], budget: int) -> Trail:
+        closing = self.grammars.closing if spec.closes else None
+        return Trail(self.grammars.start(spec), self.vocabulary, ends, closing=closing, budget=budget)
 
     def _check(self, params: SamplingParams) -> None:
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):

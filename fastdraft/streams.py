@@ -7,12 +7,12 @@ import contextlib
 import os
 import queue
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from fastdraft.errors import ForkedProcessError, OutputValidationError
+from fastdraft.errors import FastDraftError, ForkedProcessError, OutputValidationError
 from fastdraft.request import Event, Request
 from fastdraft.results import Chunk, Completion
 
@@ -31,11 +31,15 @@ class _Handle(Generic[T]):
     Args:
         request: Submitted; its ``emit`` feeds the stream.
         owner: Kept alive as long as the stream is.
+        again: Submits the call once more, for the try of that number, where its text was not valid.
     """
 
-    def __init__(self, request: Request, owner: object) -> None:
+    def __init__(self, request: Request, owner: object, again: Callable[[Request, int], Request] | None = None) -> None:
         self._request = request
         self._owner = owner
+        self._again = again
+        self._tries = 0
+        self._text = ""
         self._process = os.getpid()
         self._outcome: Completion[T] | BaseException | None = None
         # A stream nobody holds is a call nobody wants, also when it was never iterated.
@@ -55,26 +59,51 @@ class _Handle(Generic[T]):
             )
 
     def _take(self, event: Event) -> Chunk | None:
-        """A chunk to hand out, or None when the event is the outcome."""
+        """A chunk to hand out, or None when the event is the outcome, or the end of a try of several."""
         if isinstance(event, Chunk):
             return event
-        self._outcome = event if isinstance(event, BaseException) else self._parse(event)
+        outcome = event if isinstance(event, BaseException) else self._parse(event)
+        if isinstance(outcome, OutputValidationError) and self._retries(outcome.completion):
+            try:
+                self._tries += 1
+                request = self._again(self._request, self._tries)  # type: ignore[misc]
+            except FastDraftError as error:  # closed, or too many calls wait
+                error.__cause__, outcome = outcome, error
+            else:
+                self._cancel.detach()
+                self._request, self._cancel = request, weakref.finalize(self, _cancel, request)
+                return None
+        self._outcome = outcome
         self._cancel.detach()
         return None
+
+    def _retries(self, completion: Completion[Any]) -> bool:
+        """Whether there is another try: only of a text that came to its end."""
+        spec = self._request.spec
+        left = self._again is not None and spec is not None and self._tries < spec.retries
+        return left and completion.finish_reason == "stop" and not self._request.cancelled
 
     def _parse(self, completion: Completion[Any]) -> Completion[Any] | BaseException:
         """The completion with its value; where its text is none, the error. In the caller's thread: validators are his."""
         spec = self._request.spec
-        if spec is None:
+        if spec is None or completion.finish_reason == "cancelled":
             return completion
         try:
-            return replace(completion, parsed=spec.parse(completion.text))
+            return replace(completion, parsed=spec.read(completion.text))
         except Exception as error:
             refusal = OutputValidationError(
-                _why(spec.label, completion), completion=completion, hint=_remedy(completion, error)
+                _why(spec.label, completion, self._tries), completion=completion, hint=_remedy(completion, error)
             )
             refusal.__cause__ = error
             return refusal
+
+    def _shown(self, chunk: Chunk) -> Chunk:
+        """The chunk as it is handed out, with what can be read so far."""
+        spec = self._request.spec
+        if spec is None:
+            return chunk
+        self._text += chunk.text
+        return replace(chunk, partial=spec.partial(self._text))
 
     def _result(self) -> Completion[T]:
         assert self._outcome is not None
@@ -83,14 +112,14 @@ class _Handle(Generic[T]):
         return self._outcome
 
 
-def _why(label: str, completion: Completion[Any]) -> str:
+def _why(label: str, completion: Completion[Any], tries: int) -> str:
     count, most = completion.completion_tokens, completion.params.max_tokens
     if completion.finish_reason == "length" and count >= most:
         return f"the output is not a whole {label}: it was cut off by max_tokens={most}."
     if completion.finish_reason == "length":
         return f"the output is not a whole {label}: the context was full after {count} tokens."
     if completion.finish_reason == "stop":
-        return f"the output is no valid {label}."
+        return f"the output is no valid {label}." if not tries else f"none of {tries + 1} outputs is a valid {label}."
     return f"the output is not a whole {label}: the call ended by {completion.finish_reason} after {count} tokens."
 
 
@@ -103,8 +132,14 @@ def _remedy(completion: Completion[Any], error: Exception) -> str:
 class Stream(_Handle[T], Iterator[Chunk]):
     """An iterator of chunks. Leave the ``with`` block, `close` or drop it, and the call ends within one round."""
 
-    def __init__(self, request: Request, owner: object, events: queue.SimpleQueue[Event]) -> None:
-        super().__init__(request, owner)
+    def __init__(
+        self,
+        request: Request,
+        owner: object,
+        events: queue.SimpleQueue[Event],
+        again: Callable[[Request, int], Request] | None = None,
+    ) -> None:
+        super().__init__(request, owner, again)
         self._events = events
 
     def __iter__(self) -> Self:
@@ -115,7 +150,7 @@ class Stream(_Handle[T], Iterator[Chunk]):
             self._check_process()
             chunk = self._next(self._events.get())
             if chunk is not None:
-                return chunk
+                return self._shown(chunk)
             self._result()  # an error is raised once here, then the stream is at its end
         raise StopIteration
 
@@ -150,8 +185,14 @@ class Stream(_Handle[T], Iterator[Chunk]):
 class AsyncStream(_Handle[T], AsyncIterator[Chunk]):
     """The same for an event loop: the worker's thread hands events over, no step runs on the loop."""
 
-    def __init__(self, request: Request, owner: object, events: asyncio.Queue[Event]) -> None:
-        super().__init__(request, owner)
+    def __init__(
+        self,
+        request: Request,
+        owner: object,
+        events: asyncio.Queue[Event],
+        again: Callable[[Request, int], Request] | None = None,
+    ) -> None:
+        super().__init__(request, owner, again)
         self._events = events
 
     def __aiter__(self) -> Self:
@@ -162,7 +203,7 @@ class AsyncStream(_Handle[T], AsyncIterator[Chunk]):
             self._check_process()
             chunk = self._next(await self._events.get())
             if chunk is not None:
-                return chunk
+                return self._shown(chunk)
             self._result()
         raise StopAsyncIteration
 

@@ -10,11 +10,13 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fastdraft.constraints.closing import Closing
 from fastdraft.errors import InvalidConstraintError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ class Grammars:
         Raises:
             InvalidConstraintError: The grammar cannot be compiled, or accepts nothing.
         """
-        key = json.dumps([spec.kind, spec.source, spec.whitespace])
+        key = json.dumps([spec.kind, spec.source, spec.whitespace, spec.after])
         with self._lock:
             matcher = self._compiled.get(key)
             if matcher is None:
@@ -106,6 +108,12 @@ class Grammars:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(key)
             return LlguidanceConstraint(matcher.deep_copy(), self._eos)
+
+    @cached_property
+    def closing(self) -> Closing:
+        """The ends of JSON texts in this tokenizer's words."""
+        words: dict[str, int] = self._tokenizer.get_vocab()
+        return Closing({text: token for text, token in words.items() if token < self._vocabulary})
 
     def _compile(self, spec: Spec) -> Any:
         import llguidance
@@ -142,17 +150,39 @@ class Grammars:
 def _grammar(spec: Spec) -> str:
     import llguidance
 
+    if spec.after is not None:
+        return _after(spec, spec.after)
     make = llguidance.LLMatcher
     match spec.kind:
         case "json":
-            options: Any = {"whitespace_flexible": bool(spec.whitespace)}
+            options: Any = {"whitespace_flexible": spec.whitespace}
             return str(make.grammar_from_json_schema(spec.source, defaults=options))
         case "regex":
             return str(make.grammar_from_regex(spec.source))
         case "lark":
             return str(make.grammar_from_lark(spec.source))
         case "choice":
-            return str(make.grammar_from_lark("start: " + " | ".join(map(json.dumps, spec.source))))
+            return str(make.grammar_from_lark(f"start: {_any_of(spec.source)}"))
+
+
+def _after(spec: Spec, trigger: str) -> str:
+    """Any text up to a trigger, a little space, then the output; byte by byte, wherever tokens begin and end."""
+    import llguidance
+
+    match spec.kind:
+        case "json":
+            schema = {"x-guidance": {"whitespace_flexible": spec.whitespace}} | spec.source
+            body = f"%json {json.dumps(schema)}"
+        case "regex":
+            body = "/" + spec.source.replace("/", "\\/") + "/"
+        case _:
+            body = _any_of(spec.source)
+    lines = ["start: free space body", f"free[suffix={json.dumps(trigger)}]: /(?s:.*)/", "space: /[ \\n]{0,4}/"]
+    return str(llguidance.LLMatcher.grammar_from_lark("\n".join([*lines, f"body: {body}"])))
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    return " | ".join(map(json.dumps, texts))
 
 
 def _plain(message: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.constraints.base import Constraint
+from fastdraft.constraints.closing import Closing
 
 __all__ = ["Trail"]
 
@@ -25,13 +26,25 @@ class Trail:
         constraint: At the place where the output begins; nobody else's.
         vocabulary: Usable ids.
         ends: Tokens that end the call.
+        closing: Steers to the end where tokens run out; None lets them.
+        budget: Tokens the output may have.
 
     Attributes:
         ended: Whether the walk went over an end.
     """
 
-    def __init__(self, constraint: Constraint, vocabulary: int, ends: Collection[int]) -> None:
+    def __init__(
+        self,
+        constraint: Constraint,
+        vocabulary: int,
+        ends: Collection[int],
+        *,
+        closing: Closing | None = None,
+        budget: int = 0,
+    ) -> None:
         self._constraint = constraint
+        self._closing = closing
+        self._left = budget  # after what is committed
         self._words = -(-vocabulary // 32)
         self._ends = sorted(end for end in ends if end < vocabulary)
         self._place_E = torch.tensor([end >> 3 for end in self._ends], dtype=torch.int64)
@@ -49,6 +62,8 @@ class Trail:
         out_W = torch.zeros(self._words, dtype=torch.int32)
         if not self.ended:
             self._constraint.mask(out_W)
+            if self._closing is not None and not self._constraint.finished:
+                self._closing.narrow(self._constraint, out_W, self._left - self._walked)
         finished = self.ended or self._constraint.finished
         bytes_B = out_W.view(torch.uint8)
         for place, bit in zip(self._place_E.tolist(), self._bit_E.tolist(), strict=True):
@@ -115,5 +130,6 @@ class Trail:
     def commit(self, token: int) -> None:
         """Moves on for good; an end moves nothing."""
         assert not self._walked and not self.ended, "a draft was left on the trail"
+        self._left -= 1
         if token not in self._ends:
             self._constraint.advance([token])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import EnumMeta
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from fastdraft.constrained import Constrained, Json
 from fastdraft.constraints.jsonschema import Validation
+from fastdraft.constraints.partial import partial
 from fastdraft.constraints.patterns import find_flaw, whole
 from fastdraft.constraints.pydantic import schema_of
 from fastdraft.constraints.schema import normalise, plain_json
@@ -38,6 +39,9 @@ class Spec:
         label: For errors and logs; nothing of the user's data.
         checks: Keywords of a schema that the grammar leaves to ``parse``.
         whitespace: Whether JSON may have whitespace between its parts.
+        after: What ends the free text before it; None where there is none.
+        retries: Further tries where a finished text is not valid.
+        closes: Whether it is steered to its end where tokens run out.
     """
 
     kind: Literal["json", "regex", "lark", "choice"]
@@ -46,6 +50,29 @@ class Spec:
     label: str
     checks: tuple[str, ...] = ()
     whitespace: bool = False
+    after: str | None = None
+    retries: int = 0
+    closes: bool = False
+
+    def read(self, text: str) -> Any:
+        """The value of a whole output; ValueError where it has none."""
+        body = self._body(text)
+        if body is None:
+            raise ValueError(f"the output never says {self.after!r}, after which it would begin")
+        return self.parse(body)
+
+    def partial(self, text: str) -> Any | None:
+        """What can be read of an output so far: of JSON the value as far as it goes, else the text itself."""
+        body = self._body(text)
+        if body is None:
+            return None
+        return partial(body) if self.kind == "json" else body
+
+    def _body(self, text: str) -> str | None:
+        if self.after is None:
+            return text
+        before, found, body = text.partition(self.after)
+        return body.lstrip() if found else None
 
 
 def as_constrained(output_type: Any) -> Constrained:
@@ -54,6 +81,26 @@ def as_constrained(output_type: Any) -> Constrained:
 
 
 def spec_of(constrained: Constrained) -> Spec:
+    """Reads an output type and its options.
+
+    Raises:
+        InvalidConstraintError: As `_read_type`; or options that do not go with the type.
+    """
+    spec = _read_type(constrained)
+    if constrained.after is not None and spec.kind == "lark":
+        raise InvalidConstraintError(
+            "after goes with types, schemas, patterns and choices; here a grammar was given.",
+            hint="Write what comes first into the grammar.",
+        )
+    if constrained.finish == "close" and (spec.kind != "json" or constrained.after is not None):
+        raise InvalidConstraintError(
+            "finish='close' goes with JSON from the first token on; here is something else.",
+            hint="Leave finish out, and allow more max_tokens.",
+        )
+    return replace(spec, after=constrained.after, retries=constrained.retries, closes=constrained.finish == "close")
+
+
+def _read_type(constrained: Constrained) -> Spec:
     """Reads an output type.
 
     A `Literal` or `Enum` of strings is a choice of raw texts, as a list of strings is; every other type is JSON.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from fastdraft.constraints.llguidance import Grammars
 from fastdraft.constraints.trail import Trail
+from fastdraft.constraints.types import Spec
 from fastdraft.errors import InvalidConstraintError
 from tests import tiny
 
@@ -33,7 +33,7 @@ SPECS = {
 
 
 def spec(kind: str, source: Any) -> Any:
-    return SimpleNamespace(kind=kind, source=source, whitespace=False, label="the output type")
+    return Spec(kind, source, str, "the output type")
 
 
 @pytest.fixture(scope="module")
