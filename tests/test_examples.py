@@ -67,3 +67,18 @@ def test_batch():
         first, second = re.findall(rf"^{topic}, sample \d .*?: (.*)$", printed, re.MULTILINE)
         assert first != second
     assert "the same seed gave the same answers: True" in printed
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_json_extraction():
+    printed = run("json_extraction")
+    assert "Order(customer=" in printed
+    tokens, rounds, forced = map(int, re.search(r"(\d+) tokens in (\d+) rounds; (\d+) left", printed).groups())
+    assert rounds < tokens and forced > 10
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_regex():
+    printed = run("regex")
+    assert re.search(r"^a date: (19|20)\d\d-\d\d-\d\d$", printed, re.M)
+    assert re.search(r"^a mood: (good|bad)$", printed, re.M)
