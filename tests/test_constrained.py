@@ -242,16 +242,16 @@ def test_what_no_grammar_enforces_is_tried_again() -> None:
         found += repeated.token_ids == out.token_ids
     assert found == len(odd), "the seed in params repeats the try that was kept"
     with pytest.raises(OutputValidationError, match="none of 3 outputs"):
-        impossible = pydantic.create_model("Impossible", __base__=Even, __validators__={
-            "never": pydantic.field_validator("digit")(lambda cls, value: int("no"))
-        })
+        impossible = pydantic.create_model(
+            "Impossible",
+            __base__=Even,
+            __validators__={"never": pydantic.field_validator("digit")(lambda cls, value: int("no"))},
+        )
         generator.generate(PROMPT, output_type=Constrained(impossible, retries=2), temperature=3.0, seed=0)
 
 
 async def test_tries_for_an_event_loop() -> None:
-    out = await _generator("none").agenerate(
-        PROMPT, output_type=Constrained(Even, retries=30), temperature=3.0, seed=1
-    )
+    out = await _generator("none").agenerate(PROMPT, output_type=Constrained(Even, retries=30), temperature=3.0, seed=1)
     assert out.parsed.digit % 2 == 0
 
 

@@ -33,9 +33,7 @@ class Proposer(Protocol):
         """What could be drafted after a request's tokens and a lead; cheap, asked before each round."""
         ...
 
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]
-    ) -> Proposal:
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]) -> Proposal:
         """Proposes at most ``plans[i].gamma`` tokens after each request's tokens; an empty draft where it has none.
 
         ``leads[i]`` are tokens that are drafted already in this round: the proposal goes on behind them. Where a request

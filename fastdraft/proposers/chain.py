@@ -59,9 +59,7 @@ class Chain:
             mine = [i for i, plan in enumerate(plans) if plan.gamma and plan.source == source.name]
             if mine:
                 started = time.perf_counter()
-                found = source.propose(
-                    [requests[i] for i in mine], [plans[i] for i in mine], [leads[i] for i in mine]
-                )
+                found = source.propose([requests[i] for i in mine], [plans[i] for i in mine], [leads[i] for i in mine])
                 spent.append((source.name, found.forwards, time.perf_counter() - started))
                 for i, draft in zip(mine, found.drafts, strict=True):
                     drafts[i] = draft

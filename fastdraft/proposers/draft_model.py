@@ -118,9 +118,7 @@ class DraftModelProposer:
         most = max(0, self._context - length + 1) if room else 0
         return Offer(self.name, most, model=True, lag=len(request.tokens) - table.length)
 
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]
-    ) -> Proposal:
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]) -> Proposal:
         """Sampled drafts with their exact q; point masses at temperature 0, and where a grammar leaves no choice."""
         found = [_Growing(list(lead)) for lead in leads]
         forwards: list[Forward] = []
@@ -229,9 +227,7 @@ class DraftModelProposer:
                 ready.append(i)
         return ready
 
-    def _scores(
-        self, requests: Sequence[Request], growing: Sequence[_Growing], forwards: list[Forward]
-    ) -> Tensor:
+    def _scores(self, requests: Sequence[Request], growing: Sequence[_Growing], forwards: list[Forward]) -> Tensor:
         """One forward of the batch: each request's scores of the next position, of the tokens that it can propose."""
         tables = [self._tables[r] for r in requests]
         feeds = []

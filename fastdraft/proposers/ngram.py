@@ -88,9 +88,7 @@ class NGramProposer:
             return Offer(self.name, 0)
         return Offer(self.name, request.left, key=_LENGTHS[min(found[1], len(_LENGTHS) - 1)])
 
-    def propose(
-        self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]
-    ) -> Proposal:
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]) -> Proposal:
         """Point-mass drafts, up to the first token that may not follow; empty where nothing matches."""
         asked = zip(requests, plans, leads, strict=True)
         return Proposal([self._draft(request, plan.gamma, lead) for request, plan, lead in asked])
