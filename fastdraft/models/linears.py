@@ -133,13 +133,11 @@ class _Part(nn.Module):
         return self.joined.part(x, self._index)
 
 
-def joined_product(*layers: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The outputs of layers of one input beside each other; one product where they were joined."""
+def joined_product(*layers: nn.Module) -> nn.Module | None:
+    """The one product behind siblings that were joined, all of them, in order; None where they were not."""
+    joined = {id(layer.joined) if isinstance(layer, _Part) else None for layer in layers}
     first = layers[0]
-    if isinstance(first, _Part):
-        product: Callable[[Tensor], Tensor] = first.joined.layer
-        return product
-    return lambda x: torch.cat([layer(x) for layer in layers], -1)
+    return first.joined.layer if isinstance(first, _Part) and len(joined) == 1 else None
 
 
 def fill_rows(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -42,48 +43,131 @@ def _runner(model: Any) -> Runner:
     return Runner(model, vocabulary=tiny.VOCABULARY, layers=layers, blocks=16, backend=SdpaAttention())
 
 
-@pytest.mark.parametrize("form", ["plain", "none", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+ODD = {"intermediate_size": 43}  # activations of a row do not fill vectors
+ROPE = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form", "fields"),
+    [
+        (torch.float32, "plain", {}),
+        (torch.float32, "plain", ODD | ROPE),
+        (torch.float32, "int8", tiny.WIDE),
+        (torch.float16, "plain", ODD),
+        (torch.bfloat16, "plain", ODD),
+        (torch.bfloat16, "plain", tiny.WIDE | ROPE),
+        (torch.bfloat16, "none", tiny.WIDE),
+        (torch.bfloat16, "int8", tiny.WIDE),
+    ],
+)
 @pytest.mark.parametrize("architecture", sorted(FAMILY))
-def test_the_same_bits(architecture: str, dtype: torch.dtype, form: Any) -> None:
-    model = tiny.model(architecture, dtype=dtype, **tiny.WIDE | FAMILY[architecture])
+def test_the_same_bits(architecture: str, dtype: torch.dtype, form: Any, fields: Any) -> None:
+    model = tiny.model(architecture, dtype=dtype, **FAMILY[architecture] | fields)
     if form != "plain":
         fasten(model, form, label="a", source="")
-    lean = _logits(_runner(model))
+    lean, calls = _calls(model)
+    assert calls == 0, "its modules were called"
     handle = model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
-    whole = _logits(_runner(model))
+    whole, calls = _calls(model)
     handle.remove()
+    assert calls == 3
     assert all(torch.equal(one, other) for one, other in zip(lean, whole, strict=True))
 
 
-def test_hooks_are_called_also_those_that_come_later(tokenizer: Any) -> None:
+def _calls(model: Any) -> tuple[list[torch.Tensor], int]:
+    """The logits, and how often transformers' own forward ran for them."""
+    runner = _runner(model)
+    called: list[int] = []
+    own = type(model).forward
+
+    def count(self: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append(1)
+        return own(self, *args, **kwargs)
+
+    runner._model.forward = count.__get__(runner._model)
+    return _logits(runner), len(called)
+
+
+@pytest.mark.parametrize("module", ["model.layers.0.mlp", "model.norm", "lm_head", None])
+def test_hooks_are_called_also_those_that_come_later(tokenizer: Any, module: str | None) -> None:
     model = tiny.model("qwen2")
-    seen: list[int] = []
+    seen: list[torch.Size] = []
+
+    def hook(_: Any, given: Any, made: Any) -> None:
+        if module is not None or isinstance(made, torch.Tensor):
+            seen.append(given[0].shape)
+
+    def register() -> Any:
+        if module is None:
+            return torch.nn.modules.module.register_module_forward_hook(hook)
+        return model.get_submodule(module).register_forward_hook(hook)
+
     with Generator(model, NGram(), tokenizer=tokenizer) as generator:
+        runner = generator._worker._engine._runner
         expected = generator.generate(LONG, temperature=0, max_tokens=8, ignore_eos=True)
-        handle = model.model.layers[1].self_attn.register_forward_hook(lambda *_: seen.append(1))
+        assert not runner._lean.watched()
+        handle = register()
         watched = generator.generate(LONG, temperature=0, max_tokens=8, ignore_eos=True)
+        assert watched.token_ids == expected.token_ids and seen
         handle.remove()
-        calls = len(seen)
-        generator.generate(LONG, temperature=0, max_tokens=8, ignore_eos=True)
-    assert watched.token_ids == expected.token_ids and calls == len(seen) > 0
+        seen.clear()
+        again = generator.generate(LONG, temperature=0, max_tokens=8, ignore_eos=True)
+        assert again.token_ids == expected.token_ids and not seen and not runner._lean.watched()
 
 
-def test_what_is_not_of_the_family_runs_as_it_is() -> None:
+def test_building_calls_no_hook() -> None:
+    model = tiny.model("qwen3")
+    seen: list[int] = []
+    handles = [module.register_forward_hook(lambda *_: seen.append(1)) for module in model.modules()]
+    assert lean_forward(model) is not None and not seen
+    for handle in handles:
+        handle.remove()
+
+
+def test_fewer_layers_than_there_are() -> None:
+    model = tiny.model("llama")
+    model.config.num_hidden_layers = 1
+    lean, calls = _calls(model)
+    assert calls == 0
+    with torch.no_grad():
+        whole = model(torch.tensor([LONG[:20]])).logits[0, -3:]
+    assert torch.allclose(lean[0], whole, atol=1e-4)
+
+
+def test_what_is_not_of_the_family_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lean_forward(tiny.model("gemma3_text")) is None and lean_forward(tiny.model("gpt2")) is None
     model = tiny.model("llama")
     assert lean_forward(model) is not None
     assert lean_forward(model.train()) is None
-    other = tiny.model("llama")
-    other.model.layers[0].mlp.forward = lambda x: x
-    assert lean_forward(other) is None
-
-
-def test_a_class_of_its_own_may_do_anything_in_its_forward() -> None:
-    model = tiny.model("llama")
-
-    class Own(type(model)):  # type: ignore[misc]
-        pass
-
-    model.__class__ = Own
+    model.eval()
+    modeling = sys.modules[type(model).__module__]
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling, "apply_rotary_pos_emb", lambda q, k, cos, sin: (q, k))
+        assert lean_forward(model) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling.LlamaMLP, "forward", lambda self, x: x)
+        assert lean_forward(model) is None
+    with monkeypatch.context() as patch:
+        patch.delattr(model.model.layers[0].self_attn, "scaling")  # as if it had another name
+        assert lean_forward(model) is None
+    model.model.layers[0].mlp.forward = lambda x: x
     assert lean_forward(model) is None
+
+
+@pytest.mark.parametrize("path", ["", "model", "model.layers.1", "model.layers.1.mlp", "model.norm"])
+def test_a_class_of_its_own_may_do_anything_in_its_forward(path: str) -> None:
+    model = tiny.model("llama")
+    part = model.get_submodule(path)
+    part.__class__ = type("Own", (type(part),), {})
+    assert lean_forward(model) is None
+
+
+def test_a_weight_that_is_loaded_later_is_seen() -> None:
+    model, other = tiny.model("llama"), tiny.model("llama", seed=1)
+    with torch.no_grad():
+        other.model.norm.weight.mul_(2)
+    runner = _runner(model)
+    before = _logits(runner)
+    model.load_state_dict(other.state_dict(), assign=True)
+    after, fresh = _logits(runner), _logits(_runner(other))
+    assert not torch.equal(before[0], after[0]) and torch.equal(after[0], fresh[0])
