@@ -16,8 +16,8 @@ def commit(request: Request, tokens: Sequence[int]) -> int:
     """Appends tokens in order until one of them ends the request; later ones are dropped.
 
     Each token is appended, moves the grammar and is detokenised, then checked: end-of-sequence or stop token, stop
-    string, a grammar that is at its end, length; a stop at the cap is a stop. What comes after the first stop was never generated: the caller trims KV, log-probabilities and
-    statistics to what is returned.
+    string, a grammar that is at its end, length; a stop at the cap is a stop. What comes after the first stop was never
+    generated: the caller trims KV, log-probabilities and statistics to what is returned.
 
     Args:
         request: Running.

@@ -84,7 +84,7 @@ class _Handle(Generic[T]):
         return left and completion.finish_reason == "stop" and not self._request.cancelled
 
     def _parse(self, completion: Completion[Any]) -> Completion[Any] | BaseException:
-        """The completion with its value; where its text is none, the error. In the caller's thread: validators are his."""
+        """The completion with its value, or the error; in the caller's thread, as validators are the caller's."""
         spec = self._request.spec
         if spec is None or completion.finish_reason == "cancelled":
             return completion

@@ -109,7 +109,7 @@ class Trail:
         self._walked, self.ended = 0, False
 
     def masks(self, tokens: Sequence[int]) -> Tensor:
-        """The mask before each of the tokens and after the last, int32 [G + 1, W]; begins and ends at what is committed.
+        """The mask before each token and after the last, int32 [G + 1, W]; begins and ends at what is committed.
 
         Args:
             tokens: A draft. From its first illegal token on all masks are that token's: what comes behind it is never

@@ -71,7 +71,7 @@ class Spec:
     def _body(self, text: str) -> str | None:
         if self.after is None:
             return text
-        before, found, body = text.partition(self.after)
+        _, found, body = text.partition(self.after)
         return body.lstrip() if found else None
 
 
