@@ -155,9 +155,10 @@ class Stream(_Handle[T], Iterator[Chunk]):
         raise StopIteration
 
     def _next(self, event: Event) -> Chunk | None:
-        if not isinstance(event, Chunk):
+        chunk = self._take(event)
+        if self._outcome is not None:
             self._events.put(event)  # for whoever else waits on this stream
-        return self._take(event)
+        return chunk
 
     @property
     def completion(self) -> Completion[T]:
@@ -208,9 +209,10 @@ class AsyncStream(_Handle[T], AsyncIterator[Chunk]):
         raise StopAsyncIteration
 
     def _next(self, event: Event) -> Chunk | None:
-        if not isinstance(event, Chunk):
+        chunk = self._take(event)
+        if self._outcome is not None:
             self._events.put_nowait(event)  # for whoever else waits on this stream
-        return self._take(event)
+        return chunk
 
     async def result(self) -> Completion[T]:
         """The whole completion; waits for the end and drops chunks not yet read. Raises the call's error."""

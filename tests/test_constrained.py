@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pydantic
 import pytest
 import torch
+from outlines.types import Regex
 
 from fastdraft import (
     ConfigError,
@@ -159,7 +160,7 @@ def test_what_is_forced_costs_one_round() -> None:
     assert out.parsed == "the only answer there is" and out.stats.rounds <= 2
 
 
-@pytest.mark.parametrize("after", [None, "::"])
+@pytest.mark.parametrize("after", [None, "e"])
 def test_a_stream_shows_the_value_so_far(after: str | None) -> None:
     stream = _generator("ngram").stream(
         PROMPT, output_type=Constrained(Order, after=after), temperature=1.5, seed=2, max_tokens=400
@@ -273,7 +274,7 @@ def test_a_stream_takes_nothing_back() -> None:
         ([], "empty"),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength|maxLength"),
         ({"$ref": "#/$defs/absent"}, "absent"),
-        ({"type": "string", "pattern": "(?=a)b"}, "pattern|look"),
+        (Regex("(?=a)b"), "regular expression"),
     ],
 )
 def test_types_that_cannot_be_are_refused_before_anything_runs(output_type: Any, said: str) -> None:
