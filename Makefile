@@ -32,7 +32,7 @@ check: .venv/.dev ## formatting, lint, types, import layers
 	.venv/bin/mypy
 	.venv/bin/python -m pytest --quiet --noconftest tests/test_layers.py
 
-bench: .venv/.bench ## measure: one script a question, pages in docs/benchmarks (hours; fetches the Qwen pair, 1.6 GB)
+bench: .venv/.bench ## measure: one script a question, pages in docs/benchmarks (two hours; fetches the Qwen pair, 1.6 GB)
 	for question in sampling peers rounds quality hostile gamma; do \
 		.venv/bin/python -m tests.benchmarks.$$question || exit 1; done
 

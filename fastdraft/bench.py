@@ -143,13 +143,15 @@ def run(
         if isinstance(generator, GeneratorConfig):
             generator = stack.enter_context(Generator.from_config(generator))
         named = named_prompts(built_in(chat=_chats(generator)) if prompts is None else prompts)
-        bar = stack.enter_context(tqdm(total=len(named) * len(plans) * repeats, unit="run", disable=not progress))
+        # Not a disabled bar: that would leave tqdm's monitor thread behind.
+        bar = stack.enter_context(tqdm(total=len(named) * len(plans) * repeats, unit="run")) if progress else None
+        tick = bar.update if bar is not None else lambda: None
         for number, prompt in enumerate(named.values()):
             sides = {
                 name: partial(time_call, generator, prompt, source=source, gamma=gamma, **options)
                 for name, (source, gamma) in plans.items()
             }
-            for name, got in interleave(sides, repeats, warm=number == 0, tick=bar.update).items():
+            for name, got in interleave(sides, repeats, warm=number == 0, tick=tick).items():
                 runs[name].append(got)
     comparable = temperature == 0 or seed is not None
     made = tuple(_summary(name, *plan, runs[name], runs[PLAIN], comparable) for name, plan in plans.items())

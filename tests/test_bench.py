@@ -6,10 +6,12 @@ import dataclasses
 import json
 import statistics
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tqdm
 from pydantic_core import to_jsonable_python
 
 from fastdraft import ConfigError, DraftModel, Generator, GeneratorConfig, MissingDependencyError, NGram
@@ -31,6 +33,13 @@ def generator() -> Any:
 @pytest.fixture(scope="module")
 def report(generator: Generator) -> BenchReport:
     return run(generator, PROMPTS, tokens=12, gammas=(3, "auto"), repeats=2)
+
+
+def test_without_a_bar_no_thread_is_left(generator: Generator, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tqdm.tqdm, "monitor", None)  # another test's would stand for ours
+    before = set(threading.enumerate())
+    run(generator, PROMPTS, tokens=2, gammas=(2,), repeats=1)
+    assert not [thread for thread in set(threading.enumerate()) - before if isinstance(thread, tqdm.TMonitor)]
 
 
 def test_it_runs_plain_each_source_at_each_length_and_all_together(report: BenchReport):

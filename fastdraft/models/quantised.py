@@ -28,6 +28,7 @@ Rounding: TypeAlias = Literal["int8", "int4"]
 GROUP = 64  # inputs that share a scale: at 32, scales are a fifth of all bytes read
 _SLICE = 1 << 23  # weights rounded at once: bounds what a whole vocabulary's layer takes while it is made
 _ZERO, _TOP = 128, 127.0
+_STEPS = 126.0  # of a row: its scale, in bfloat16, may be a little too small
 _MIDDLE = _ZERO + 0.5  # the cast to uint8 cuts: half up
 _FINER = 254  # the second digit's steps in one of the first: what is left over is at most half a step
 
@@ -53,6 +54,27 @@ def round_int8(weight_NK: Tensor) -> dict[str, Tensor]:
     return _by_slices(weight_NK, make)
 
 
+def _round_rows(x: Tensor, digits: int) -> tuple[Tensor, Tensor]:
+    """Rows in 8-bit steps of their own size.
+
+    Args:
+        x: [..., T, K].
+        digits: One, or two: of what the first leaves over, a `_FINER`-th of a step each, as T rows more.
+
+    Returns:
+        uint8 [..., digits * T, K] with `_ZERO` for zero, and the steps, [..., T, 1] in the type of ``x``: products of
+        this type are then scaled in one rounding.
+    """
+    scale_T1 = x.abs().amax(-1, keepdim=True).mul_(1 / _STEPS).clamp_(min=torch.finfo(x.dtype).tiny)
+    steps_TK = x.to(torch.float32, copy=True).mul_(1 / scale_T1.float()).add_(_MIDDLE)
+    digit_TK = steps_TK.to(torch.uint8)
+    if digits == 2:
+        # What was cut off is between 0 and 1; half of it is nothing.
+        second_TK = steps_TK.sub_(digit_TK).mul_(_FINER).add_(_MIDDLE - _FINER / 2).to(torch.uint8)
+        digit_TK = torch.cat([digit_TK, second_TK], -2)
+    return digit_TK, scale_T1
+
+
 class Int8Linear(nn.Module):
     """``x @ weight.T + bias`` with 8-bit weights and rows.
 
@@ -74,23 +96,20 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., T, K] to [..., T, N]."""
         rows = x.shape[-2]
-        top_T1 = x.abs().amax(-1, keepdim=True).float().clamp_(min=1e-30)
-        steps_TK = x.to(torch.float32, copy=True).mul_(_TOP / top_T1)
+        digits_TK, scale_T1 = _round_rows(x, 2 if self._fine else 1)
+        # Where no sum follows, written at half the width: a quarter of the time of many rows.
+        bare = x.dtype is torch.bfloat16 and self._bias_N is None and not self._fine
+        y_TN = self._product(digits_TK, torch.bfloat16 if bare else torch.float32)
         if self._fine:
-            digit_TK = (steps_TK + _MIDDLE).to(torch.uint8)
-            left_TK = steps_TK.sub_(digit_TK).add_(_ZERO)
-            second_TK = left_TK.mul_(_FINER).add_(_MIDDLE).to(torch.uint8)
-            both_TN = self._product(torch.cat([digit_TK, second_TK], -2))
-            y_TN = both_TN[..., :rows, :].add_(both_TN[..., rows : 2 * rows, :], alpha=1 / _FINER)
-        else:
-            y_TN = self._product(steps_TK.add_(_MIDDLE).to(torch.uint8))[..., :rows, :]
-        y_TN *= top_T1.mul_(1 / _TOP)
+            y_TN = y_TN[..., :rows, :].add_(y_TN[..., rows : 2 * rows, :], alpha=1 / _FINER)
+        y_TN = y_TN[..., :rows, :]
+        y_TN *= scale_T1.to(y_TN.dtype)
         if self._bias_N is not None:
             y_TN += self._bias_N
         return y_TN.to(x.dtype)
 
-    def _product(self, digit_TK: Tensor) -> Tensor:
-        """Integers, exactly; of rows that were added for speed there is a result too."""
+    def _product(self, digit_TK: Tensor, dtype: torch.dtype) -> Tensor:
+        """Integers, exactly, then scaled by output; of rows that were added for speed there is a result too."""
         y_TN: Tensor = torch.ops.onednn.qlinear_pointwise.default(
             fill_rows(digit_TK),
             1.0,
@@ -101,7 +120,7 @@ class Int8Linear(nn.Module):
             None,
             1.0,
             0,
-            torch.float32,
+            dtype,
             "none",
             [],
             "",

@@ -1,6 +1,6 @@
 """Is ``gamma="auto"`` as good as the best fixed draft length, for every kind of prompt, greedy and at temperature 0.8?
 
-python -m tests.benchmarks.gamma [--prompts 2] [--tokens 96] [--repeats 3] [--quantization int8]
+python -m tests.benchmarks.gamma [--prompts 1] [--tokens 96] [--repeats 2] [--quantization int8]
 
 Each prompt is answered once; both models read the answers, and every draft length from 0 to 16 is replayed over costs
 measured here. Only auto, the best length, and that length more and less 2 then run live, in turns. At a temperature the
@@ -67,9 +67,9 @@ def live(generator: Generator, ids: Sequence[tuple[int, ...]], gammas: Sequence[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=2, help="of each group")
+    parser.add_argument("--prompts", type=int, default=1, help="of each group")
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--quantization", choices=["int8", "int4"])
     args = parser.parse_args()
     spec = {"id": load_path(TARGET)} | ({"quantization": args.quantization} if args.quantization else {})

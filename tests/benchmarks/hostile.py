@@ -1,6 +1,6 @@
 """Text that nothing can guess: does speculation ever cost more than it should?
 
-python -m tests.benchmarks.hostile [--prompts 5] [--tokens 96] [--repeats 7] [--quantization int8]
+python -m tests.benchmarks.hostile [--prompts 2] [--tokens 64] [--repeats 5] [--quantization int8]
 
 Prompts of random tokens, a draft of random weights beside prompt lookup, temperature 1.5. After two calls of the same
 kind, decode rate of ``gamma="auto"`` over our own plain decoding, in turns.
@@ -54,9 +54,9 @@ def random_draft() -> Iterator[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quantization", choices=["int8", "int4"])
     args = parser.parse_args()
     chance = random.Random(0)

@@ -28,7 +28,7 @@ from tests.benchmarks.peer import Peer
 from tests.benchmarks.peer_files import PAIR, default_folder
 from tests.benchmarks.report import save
 from tests.benchmarks.servers.serve_transformers import model
-from tests.benchmarks.sides import BASE, SETS, Server, Side, command
+from tests.benchmarks.sides import BASE, SETS, USUAL, Server, Side, command
 from tests.benchmarks.workloads import Prompt, prompts, take
 
 Runs: TypeAlias = dict[str, list[Run]]
@@ -180,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="*", choices=sorted(SETS), default=sorted(SETS))
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
-    parser.add_argument("--sides", nargs="*", default=["*"], metavar="PATTERN", help="such as 'fastdraft*'")
+    parser.add_argument("--sides", nargs="*", default=USUAL, metavar="PATTERN", help="'*': all")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=5)

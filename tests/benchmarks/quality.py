@@ -1,6 +1,6 @@
 """What rounding weights costs: the same texts read by the bf16 model and by its rounded forms.
 
-python -m tests.benchmarks.quality [--texts 3] [--forms int8 int4] [--models NAME ...]
+python -m tests.benchmarks.quality [--texts 1] [--forms int8 int4] [--models NAME ...]
 
 Texts are of the half that nothing is fitted on. At each token: is the likeliest next token the same, and how far are
 the two distributions from each other (total variation, temperature 1)?
@@ -47,7 +47,7 @@ def read(name: str, form: str, ids: list[list[int]]) -> list[Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=3, help="of each group")
+    parser.add_argument("--texts", type=int, default=1, help="of each group")
     parser.add_argument("--forms", nargs="*", default=["int8", "int4"])
     parser.add_argument("--models", nargs="*", default=PAIR)
     args = parser.parse_args()

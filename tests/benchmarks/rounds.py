@@ -1,6 +1,6 @@
 """Where each millisecond of a round goes, beside what reading the weights alone would take.
 
-python -m tests.benchmarks.rounds [--prompts 5] [--tokens 96] [--forms bf16 int8] [--gammas auto 0 4 8]
+python -m tests.benchmarks.rounds [--prompts 2] [--tokens 96] [--forms bf16 int8] [--gammas auto 0 8]
     [--draft-form int4]
 
 The floor of a round is every weight of the target's linear layers read once, and the draft's once for each drafted
@@ -75,10 +75,10 @@ def spent(completions: Sequence[Completion[Any]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--forms", nargs="*", choices=["bf16", "int8", "int4"], default=["bf16", "int8"])
-    parser.add_argument("--gammas", nargs="*", default=["auto", "0", "4", "8"])
+    parser.add_argument("--gammas", nargs="*", default=["auto", "0", "8"])
     parser.add_argument("--draft-form", choices=sorted(WIDTH), default="int4", help="of its steps of one row")
     args = parser.parse_args()
     target_weights, draft_weights = linear_weights(PAIR[0]), linear_weights(PAIR[1], VOCABULARY)

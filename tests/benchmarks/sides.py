@@ -77,6 +77,16 @@ _OURS: Mapping[str, Mapping[str, Any]] = {
 
 _BASE = Side(("transformers",))
 
+# The best setting of each engine where all were tried, and ours; the others are run where they are asked for.
+USUAL = (
+    "transformers assisted, 4*",
+    "fastdraft*plain",
+    "fastdraft*auto",
+    "llama*",
+    "OpenVINO*plain",
+    "OpenVINO int8 draft 3",
+)
+
 # What is measured together: what fits into memory side by side, always with the common base.
 SETS: Mapping[str, Mapping[str, Side]] = {
     "bf16": {

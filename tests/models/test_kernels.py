@@ -177,7 +177,7 @@ def test_where_no_layer_has_an_int4_kernel_the_model_is_prepacked(tmp_path: Path
 def test_a_kernel_that_computes_wrong_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As oneDNN's does where pairs of products saturate."""
     product = Int8Linear._product
-    monkeypatch.setattr(Int8Linear, "_product", lambda self, digit_TK: product(self, digit_TK) / 2)
+    monkeypatch.setattr(Int8Linear, "_product", lambda self, digit_TK, dtype: product(self, digit_TK, dtype) / 2)
     with pytest.raises(ConfigError, match="computes 32 where 64 is right"):
         Generator(Model(str(saved(tmp_path)), quantization="int8"), None)
 
