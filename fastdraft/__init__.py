@@ -38,7 +38,7 @@ from fastdraft.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from fastdraft.results import Chunk, Completion, Metrics, SourceStats, Stats, TokenLogprob
+from fastdraft.results import Chunk, Completion, Metrics, SourceStats, Stats, TokenLogprob, ToolCall
 from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ __all__ = [
     "Stats",
     "Stream",
     "TokenLogprob",
+    "ToolCall",
     "Trace",
     "TracedRound",
     "UnsupportedModelError",

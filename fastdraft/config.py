@@ -222,6 +222,9 @@ class CallOptions(SamplingOverrides, total=False):
     """Keywords of one call: what concerns the call itself, and any field of `SamplingParams`.
 
     Attributes:
+        tools: What the model may call: each a dict with ``name``, ``description`` and ``parameters`` (a JSON schema),
+            the same as OpenAI wraps it, or a pydantic model.
+        tool_choice: ``"auto"`` (the model chooses), ``"none"``, ``"required"``, or the name of a tool.
         template_options: Further variables for the chat template.
         fold_system: Merge the system message into the first user turn, for templates that refuse it.
         timeout: Seconds from now, waiting included; the call then ends with what it has and ``timeout``.
@@ -229,6 +232,8 @@ class CallOptions(SamplingOverrides, total=False):
         trace: Keep a record of every round.
     """
 
+    tools: Sequence[Any]
+    tool_choice: str | Mapping[str, Any]
     template_options: Mapping[str, Any] | None
     fold_system: bool
     timeout: float | None

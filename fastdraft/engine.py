@@ -302,6 +302,8 @@ class Engine:
 
     def fail(self, request: Request, error: FastDraftError) -> None:
         """Ends a request with an error."""
+        if isinstance(error, ConstraintDeadEndError):
+            end(request, "stop")  # what it has is shown beside the error
         self._forget(request)
         request.emit(error)
 

@@ -198,8 +198,8 @@ class Generator:
             prompt: Raw text (no template; it may hold control tokens), chat messages, or token ids.
             params: Sampling and stopping; ``options`` win, the generator's defaults and the model's own come after.
             output_type: What the answer must be: see `Constrained.type`, or a `Constrained` itself.
-            **options: `CallOptions`: ``template_options``, ``fold_system``, ``timeout``, ``request_id``, ``trace``,
-                and any field of `SamplingParams`.
+            **options: `CallOptions`: ``tools``, ``tool_choice``, ``template_options``, ``fold_system``, ``timeout``,
+                ``request_id``, ``trace``, and any field of `SamplingParams`.
 
         Raises:
             ConfigError: A parameter or prompt that cannot be used.
@@ -296,7 +296,7 @@ class Generator:
             n: Samples a prompt; sample i of a seeded call uses a seed derived from it, sample 0 the seed itself.
             return_exceptions: Put errors into the list instead of raising the first.
             progress: Show a bar.
-            output_type: As in `generate`.
+            output_type: As in `generate`, or a list with one a prompt (a list of strings is a choice for all).
             **options: As in `generate`.
 
         Returns:
@@ -447,10 +447,11 @@ class Generator:
         if len(each) != len(prompts):
             raise ConfigError(f"{len(each)} params for {len(prompts)} prompts; pass one for all, or one a prompt.")
         asked: list[Request | FastDraftError] = []
-        for index, (prompt, mine) in enumerate(zip(prompts, each, strict=True)):
+        asks = ask.spread(len(prompts))
+        for index, (prompt, mine, own) in enumerate(zip(prompts, each, asks, strict=True)):
             for sample in range(n):
                 try:
-                    asked.append(self._intake.request(prompt, mine, ask.numbered(index, len(prompts)), sample=sample))
+                    asked.append(self._intake.request(prompt, mine, own, sample=sample))
                 except FastDraftError as error:
                     named = type(error)(f"prompt {index} of the batch: {error}")
                     named.hint = error.hint

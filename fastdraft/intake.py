@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastdraft.config import Prompt, SamplingParams
 from fastdraft.constraints.llguidance import Grammars
+from fastdraft.constraints.tools import asked_spec, describe_tools, is_wrapped, read_tools
 from fastdraft.constraints.trail import Trail
-from fastdraft.constraints.types import Spec, as_constrained, spec_of
+from fastdraft.constraints.types import Spec, one_each
 from fastdraft.errors import ConfigError, PromptTooLongError
 from fastdraft.precedence import check_names, resolve_params
 from fastdraft.prompt import PromptEncoder
@@ -22,7 +23,7 @@ from fastdraft.text import TextStream
 
 __all__ = ["Ask", "Intake"]
 
-_CALL = ("template_options", "fold_system", "timeout", "request_id", "trace")
+_CALL = ("tools", "tool_choice", "template_options", "fold_system", "timeout", "request_id", "trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Ask:
     """One call's keywords, divided; see `fastdraft.config.CallOptions`."""
 
     output_type: Any = None
+    tools: Sequence[Any] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
     template_options: Mapping[str, Any] | None = None
     fold_system: bool = False
     timeout: float | None = None
@@ -61,11 +64,17 @@ class Ask:
             if not isinstance(value, bool):
                 raise ConfigError(f"{name} is {value!r}, expected True or False.")
 
-    def numbered(self, index: int, count: int) -> Ask:
-        """The same for one of several prompts: a request id of its own."""
-        if self.request_id is None or count == 1:
-            return self
-        return replace(self, request_id=f"{self.request_id}-{index}")
+    def spread(self, count: int) -> list[Ask]:
+        """The same for each of several prompts: a request id of its own, and its output type.
+
+        Raises:
+            ConfigError: Another number of output types than of prompts.
+        """
+        types, name = one_each(self.output_type, count), self.request_id
+        return [
+            replace(self, output_type=own, request_id=f"{name}-{index}" if name and count > 1 else name)
+            for index, own in enumerate(types)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +131,19 @@ class Intake:
         arrived = time.perf_counter()
         resolved = resolve_params(params, ask.overrides, defaults=self.defaults, model=self.sampling)
         self._check(resolved)
-        ids = self.encoder.encode(prompt, template_options=ask.template_options, fold_system=ask.fold_system)
+        tools = read_tools(ask.tools)
+        ids = self.encoder.encode(
+            prompt,
+            template_options=ask.template_options,
+            fold_system=ask.fold_system,
+            tools=[tool.for_template() for tool in tools],
+            without=describe_tools(tools),
+        )
         self._check_length(len(ids))
         ends = frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else frozenset(self.eos))
-        spec = None if ask.output_type is None else spec_of(as_constrained(ask.output_type))
+        spec = asked_spec(
+            ask.output_type, tools, ask.tool_choice, wrapped=is_wrapped(self.encoder.template(ask.template_options))
+        )
         if spec is not None and spec.retries and resolved.temperature == 0:
             raise ConfigError(
                 f"retries={spec.retries} at temperature 0 would write the same text again.",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from fastdraft.errors import FastDraftError, ForkedProcessError, OutputValidationError
+from fastdraft.errors import ConstraintDeadEndError, FastDraftError, ForkedProcessError, OutputValidationError
 from fastdraft.request import Event, Request
 from fastdraft.results import Chunk, Completion
 
@@ -62,7 +62,7 @@ class _Handle(Generic[T]):
         """A chunk to hand out, or None when the event is the outcome, or the end of a try of several."""
         if isinstance(event, Chunk):
             return event
-        outcome = event if isinstance(event, BaseException) else self._parse(event)
+        outcome = self._refuse(event) if isinstance(event, BaseException) else self._parse(event)
         if isinstance(outcome, OutputValidationError) and self._retries(outcome.completion):
             try:
                 self._tries += 1
@@ -77,6 +77,20 @@ class _Handle(Generic[T]):
         self._cancel.detach()
         return None
 
+    def _refuse(self, error: BaseException) -> BaseException:
+        """The error; where a grammar left nothing that may follow, as what it means for the output."""
+        spec = self._request.spec
+        if spec is None or not isinstance(error, ConstraintDeadEndError):
+            return error
+        completion = self._request.completion()
+        refusal = OutputValidationError(
+            f"the output is not a whole {spec.label}: nothing may follow its {completion.completion_tokens} tokens.",
+            completion=completion,
+            hint=error.hint,
+        )
+        refusal.__cause__ = error
+        return refusal
+
     def _retries(self, completion: Completion[Any]) -> bool:
         """Whether there is another try: only of a text that came to its end."""
         spec = self._request.spec
@@ -89,13 +103,16 @@ class _Handle(Generic[T]):
         if spec is None or completion.finish_reason == "cancelled":
             return completion
         try:
-            return replace(completion, parsed=spec.read(completion.text))
+            value = spec.read(completion.text)
         except Exception as error:
             refusal = OutputValidationError(
                 _why(spec.label, completion, self._tries), completion=completion, hint=_remedy(completion, error)
             )
             refusal.__cause__ = error
             return refusal
+        if not spec.calls:
+            return replace(completion, parsed=value)
+        return replace(completion, tool_calls=value, finish_reason="tool_calls") if value else completion
 
     def _shown(self, chunk: Chunk) -> Chunk:
         """The chunk as it is handed out, with what can be read so far."""
@@ -103,6 +120,9 @@ class _Handle(Generic[T]):
         if spec is None:
             return chunk
         self._text += chunk.text
+        if spec.calls and chunk.finish_reason == "stop":
+            with contextlib.suppress(ValueError):  # the outcome says it
+                return replace(chunk, finish_reason="tool_calls") if spec.read(self._text) else chunk
         return replace(chunk, partial=spec.partial(self._text))
 
     def _result(self) -> Completion[T]:

@@ -17,9 +17,9 @@ from fastdraft.constraints.partial import partial
 from fastdraft.constraints.patterns import find_flaw, whole
 from fastdraft.constraints.pydantic import schema_of
 from fastdraft.constraints.schema import normalise, plain_json
-from fastdraft.errors import InvalidConstraintError
+from fastdraft.errors import ConfigError, InvalidConstraintError
 
-__all__ = ["Spec", "as_constrained", "spec_of"]
+__all__ = ["Spec", "as_constrained", "one_each", "spec_of"]
 
 _TYPE_MAKERS = ("types", "typing", "typing_extensions")  # whose objects are types without being classes
 _ACCEPTED = (
@@ -42,6 +42,7 @@ class Spec:
         after: What ends the free text before it; None where there is none.
         retries: Further tries where a finished text is not valid.
         closes: Whether it is steered to its end where tokens run out.
+        calls: Whether its values are tool calls.
     """
 
     kind: Literal["json", "regex", "lark", "choice"]
@@ -53,6 +54,7 @@ class Spec:
     after: str | None = None
     retries: int = 0
     closes: bool = False
+    calls: bool = False
 
     def read(self, text: str) -> Any:
         """The value of a whole output; ValueError where it has none."""
@@ -63,7 +65,7 @@ class Spec:
 
     def partial(self, text: str) -> Any | None:
         """What can be read of an output so far: of JSON the value as far as it goes, else the text itself."""
-        body = self._body(text)
+        body = None if self.calls else self._body(text)
         if body is None:
             return None
         return partial(body) if self.kind == "json" else body
@@ -78,6 +80,22 @@ class Spec:
 def as_constrained(output_type: Any) -> Constrained:
     """What a user passed as ``output_type``, with the default options where it has none."""
     return output_type if isinstance(output_type, Constrained) else Constrained(output_type)
+
+
+def one_each(output_type: Any, count: int) -> list[Any]:
+    """The output type of each of several prompts: one for all, or a list with one each; strings alone are a choice.
+
+    Raises:
+        ConfigError: Another number of types than of prompts.
+    """
+    if not isinstance(output_type, list | tuple) or all(isinstance(item, str) for item in output_type):
+        return [output_type] * count
+    if len(output_type) != count:
+        raise ConfigError(
+            f"{len(output_type)} output types for {count} prompts; pass one for all, or one a prompt.",
+            hint="A choice is a list of strings.",
+        )
+    return list(output_type)
 
 
 def spec_of(constrained: Constrained) -> Spec:

@@ -42,7 +42,7 @@ def test_the_longest_recent_match_wins(steps: list[list[int]], low: int, more: i
     request = _Request(tokens)
     for step in steps:  # the index grows with the tokens
         tokens += step
-        (draft,) = proposer.propose([request], [Plan("ngram", gamma)]).drafts
+        (draft,) = proposer.propose([request], [Plan("ngram", gamma)], [()]).drafts
         assert draft.tokens_G.tolist() == _reference(tokens, low, low + more, gamma)
         assert draft.q_SV is None and set(draft.sources) <= {"ngram"}
 
@@ -50,13 +50,13 @@ def test_the_longest_recent_match_wins(steps: list[list[int]], low: int, more: i
 @pytest.mark.parametrize("tokens", ([5], [5, 6], [1, 2, 3, 4]))
 def test_nothing_to_match_drafts_nothing(tokens: list[int]) -> None:
     proposer = NGramProposer(NGram(min=1), torch.device("cpu"))
-    assert len(proposer.propose([_Request(tokens)], [Plan("ngram", 4)]).drafts[0]) == 0
+    assert len(proposer.propose([_Request(tokens)], [Plan("ngram", 4)], [()]).drafts[0]) == 0
 
 
 def test_requests_don_t_see_each_other_and_are_forgotten() -> None:
     proposer = NGramProposer(NGram(min=1), torch.device("cpu"))
     first, second = _Request([1, 2, 1]), _Request([2, 3, 1])
-    drafts = proposer.propose([first, second], [Plan("ngram", 1)] * 2).drafts
+    drafts = proposer.propose([first, second], [Plan("ngram", 1)] * 2, [()] * 2).drafts
     assert [d.tokens_G.tolist() for d in drafts] == [[2], []]
     proposer.forget(first)
     proposer.forget(first)
