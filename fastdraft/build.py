@@ -12,7 +12,7 @@ from fastdraft._log import get_logger
 from fastdraft.aside import aside
 from fastdraft.attention.sdpa import SdpaAttention
 from fastdraft.config import DraftModel, GeneratorConfig, Model, NGram
-from fastdraft.constraints.llguidance import Grammars
+from fastdraft.constraints.grammars import Grammars
 from fastdraft.control.costs import Costs, Measured
 from fastdraft.control.plan import AdaptiveController
 from fastdraft.engine import Engine

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastdraft.config import Prompt, SamplingParams
-from fastdraft.constraints.llguidance import Grammars
+from fastdraft.constraints.grammars import Grammars
 from fastdraft.constraints.tools import asked_spec, describe_tools, is_wrapped, read_tools
 from fastdraft.constraints.trail import Trail
 from fastdraft.constraints.types import Spec, one_each

@@ -161,6 +161,11 @@ class Request:
         """Tokens it may still generate."""
         return self.limit - len(self.tokens)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its text may end where it does, by its grammar."""
+        return self.trail is None or self.trail.whole
+
     def completion(self) -> Completion[None]:
         """What it gives back; it has ended."""
         assert self.finish_reason is not None

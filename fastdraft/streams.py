@@ -103,6 +103,8 @@ class _Handle(Generic[T]):
         if spec is None or completion.finish_reason == "cancelled":
             return completion
         try:
+            if spec.is_opaque and not self._request.is_whole:
+                raise ValueError("the grammar is not at an end")
             value = spec.read(completion.text)
         except Exception as error:
             refusal = OutputValidationError(

@@ -66,6 +66,7 @@ class _Script:
     def __init__(self, call: ScriptedCall, text: str, chunk_size: int | None, delay: float) -> None:
         self.id, self.cancelled = call.request_id or "", False
         self.spec = call.spec(wrapped="<tool_call>" in text)
+        self.is_whole = True  # nobody knows of a script
         self._call = call
         self._steps, self._stop_reason = _cut(text, call, chunk_size, delay)
         self._read: list[Chunk] = []

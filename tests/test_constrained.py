@@ -23,7 +23,7 @@ from fastdraft import (
     NGram,
     OutputValidationError,
 )
-from fastdraft.constraints.llguidance import Grammars
+from fastdraft.constraints.grammars import Grammars
 from fastdraft.constraints.trail import Trail
 from fastdraft.constraints.types import as_constrained, spec_of
 from tests import tiny

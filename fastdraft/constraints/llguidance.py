@@ -7,24 +7,19 @@ Shapes: W words of a packed mask.
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fastdraft.constraints.closing import Closing
 from fastdraft.errors import InvalidConstraintError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from fastdraft.constraints.types import Spec
 
-__all__ = ["Grammars", "LlguidanceConstraint"]
-
-_KEPT = 128  # compiled grammars
+__all__ = ["Llguidance", "LlguidanceConstraint"]
 
 
 class LlguidanceConstraint:
@@ -75,50 +70,29 @@ class LlguidanceConstraint:
         return list(self._matcher.compute_ff_tokens())
 
 
-class Grammars:
-    """What is compiled for one tokenizer; the latest used are kept. Safe from any thread.
+class Llguidance:
+    """The engine for one tokenizer; not thread-safe.
 
     Args:
         tokenizer: The target's.
         vocabulary: Usable ids; padded ones beyond are never legal.
-        eos: End-of-sequence ids.
+        eos: End-of-sequence ids below ``vocabulary``.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, eos: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
-        self._eos = [token for token in eos if token < vocabulary]
-        self._lock = threading.Lock()  # a matcher that two threads touch at once raises
-        self._lexicon: Any = None
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._eos = eos
 
-    def start(self, spec: Spec) -> LlguidanceConstraint:
-        """A constraint at the beginning of a text.
+    def compile(self, spec: Spec) -> Callable[[], LlguidanceConstraint]:
+        """What makes constraints at the beginning of a text.
 
         Raises:
             InvalidConstraintError: The grammar cannot be compiled, or accepts nothing.
         """
-        key = json.dumps([spec.kind, spec.source, spec.whitespace, spec.after])
-        with self._lock:
-            matcher = self._compiled.get(key)
-            if matcher is None:
-                matcher = self._compile(spec)
-                self._compiled[key] = matcher
-                while len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(key)
-            return LlguidanceConstraint(matcher.deep_copy(), self._eos)
-
-    @cached_property
-    def closing(self) -> Closing:
-        """The ends of JSON texts in this tokenizer's words."""
-        words: dict[str, int] = self._tokenizer.get_vocab()
-        return Closing({text: token for text, token in words.items() if token < self._vocabulary})
-
-    def _compile(self, spec: Spec) -> Any:
         import llguidance
 
-        matcher = llguidance.LLMatcher(self._words(), _grammar(spec), log_level=0)
+        matcher = llguidance.LLMatcher(self._words, _grammar(spec), log_level=0)
         if matcher.is_error():
             raise InvalidConstraintError(
                 f"{spec.label} cannot be enforced: {_plain(matcher.get_error())}.",
@@ -128,23 +102,26 @@ class Grammars:
             raise InvalidConstraintError(
                 f"{spec.label} accepts nothing that this tokenizer can write.", hint="Check where its text may begin."
             )
-        return matcher
+        return lambda: LlguidanceConstraint(matcher.deep_copy(), self._eos)
 
+    def spellings(self) -> list[bytes]:
+        """The bytes that each usable token writes; of control tokens what stands for them."""
+        return [self._words.decode_bytes([token]) for token in range(self._vocabulary)]
+
+    @cached_property
     def _words(self) -> Any:
         """The tokenizer as llguidance reads it: seconds for a large vocabulary, so made once."""
-        if self._lexicon is None:
-            import llguidance.hf
+        import llguidance.hf
 
-            try:
-                self._lexicon = llguidance.hf.from_tokenizer(
-                    self._tokenizer, n_vocab=self._vocabulary, eos_token=self._eos or None
-                )
-            except (ValueError, AttributeError, TypeError) as error:
-                raise UnsupportedModelError(
-                    f"output_type needs a fast tokenizer; {type(self._tokenizer).__name__} cannot be read ({error}).",
-                    hint="Load the model with its tokenizer.json.",
-                ) from error
-        return self._lexicon
+        try:
+            return llguidance.hf.from_tokenizer(
+                self._tokenizer, n_vocab=self._vocabulary, eos_token=[*self._eos] or None
+            )
+        except (ValueError, AttributeError, TypeError) as error:
+            raise UnsupportedModelError(
+                f"output_type needs a fast tokenizer; {type(self._tokenizer).__name__} cannot be read ({error}).",
+                hint="Load the model with its tokenizer.json.",
+            ) from error
 
 
 def _grammar(spec: Spec) -> str:
@@ -161,6 +138,8 @@ def _grammar(spec: Spec) -> str:
             return str(make.grammar_from_regex(spec.source))
         case "lark":
             return str(make.grammar_from_lark(spec.source))
+        case "llguidance":
+            return str(spec.source)
         case "choice":
             return str(make.grammar_from_lark(f"start: {_any_of(spec.source)}"))
 

@@ -57,6 +57,11 @@ class Trail:
         """Whether the committed text is complete and nothing, not even an end, can follow it."""
         return not self._walked and self._constraint.exhausted and not self._ends
 
+    @property
+    def whole(self) -> bool:
+        """Whether the text may end here."""
+        return self._constraint.finished
+
     def mask(self) -> Tensor:
         """Which tokens may follow the walk: int32 [W], a bit a token, lowest bit first."""
         out_W = torch.zeros(self._words, dtype=torch.int32)

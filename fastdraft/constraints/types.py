@@ -34,7 +34,8 @@ class Spec:
 
     Attributes:
         kind: What ``source`` is.
-        source: A plain JSON schema, a regular expression for the whole text, a Lark grammar, or a tuple of texts.
+        source: A plain JSON schema, a regular expression for the whole text, a Lark grammar, a tuple of texts, or what
+            an outlines logits processor was compiled to: a grammar of llguidance's, an index of outlines_core's.
         parse: The Python value of a finished text; raises ValueError where it is not valid.
         label: For errors and logs; nothing of the user's data.
         checks: Keywords of a schema that the grammar leaves to ``parse``.
@@ -43,9 +44,10 @@ class Spec:
         retries: Further tries where a finished text is not valid.
         closes: Whether it is steered to its end where tokens run out.
         calls: Whether its values are tool calls.
+        backend: As in `Constrained`.
     """
 
-    kind: Literal["json", "regex", "lark", "choice"]
+    kind: Literal["json", "regex", "lark", "choice", "llguidance", "index"]
     source: Any
     parse: Callable[[str], Any]
     label: str
@@ -55,6 +57,12 @@ class Spec:
     retries: int = 0
     closes: bool = False
     calls: bool = False
+    backend: str = "auto"
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether only the grammar knows where its texts may end; ``parse`` takes any."""
+        return self.kind in ("lark", "llguidance", "index") and not self.calls
 
     def read(self, text: str) -> Any:
         """The value of a whole output; ValueError where it has none."""
@@ -105,7 +113,7 @@ def spec_of(constrained: Constrained) -> Spec:
         InvalidConstraintError: As `_read_type`; or options that do not go with the type.
     """
     spec = _read_type(constrained)
-    if constrained.after is not None and spec.kind == "lark":
+    if constrained.after is not None and spec.is_opaque:
         raise InvalidConstraintError(
             "after goes with types, schemas, patterns and choices; here a grammar was given.",
             hint="Write what comes first into the grammar.",
@@ -115,7 +123,20 @@ def spec_of(constrained: Constrained) -> Spec:
             "finish='close' goes with JSON from the first token on; here is something else.",
             hint="Leave finish out, and allow more max_tokens.",
         )
-    return replace(spec, after=constrained.after, retries=constrained.retries, closes=constrained.finish == "close")
+    is_simple = spec.kind in ("regex", "choice") and constrained.after is None
+    if constrained.backend == "outlines_core" and not is_simple:
+        raise InvalidConstraintError(
+            "backend='outlines_core' writes regular expressions and choices from the first token on; here is something "
+            "else.",
+            hint="Leave backend out.",
+        )
+    return replace(
+        spec,
+        after=constrained.after,
+        retries=constrained.retries,
+        closes=constrained.finish == "close",
+        backend=constrained.backend,
+    )
 
 
 def _read_type(constrained: Constrained) -> Spec:
@@ -173,6 +194,8 @@ def _of_schema(schema: Mapping[str, Any], constrained: Constrained) -> Spec:
 def _of_outlines(term: Any, constrained: Constrained) -> Spec:
     from outlines.types import dsl
 
+    if not isinstance(term, dsl.Term):
+        return _of_processor(term)
     match term:
         case dsl.JsonSchema():
             if term.whitespace_pattern is not None:
@@ -197,6 +220,16 @@ def _of_outlines(term: Any, constrained: Constrained) -> Spec:
             except (TypeError, NotImplementedError) as error:
                 _refuse(term, error)
     _refuse(term)
+
+
+def _of_processor(processor: Any) -> Spec:
+    """An outlines logits processor, lifted to what it was compiled to."""
+    label = "the logits processor's grammar"
+    if (index := getattr(processor, "index", None)) is not None:
+        return Spec("index", index, str, label)
+    if isinstance(grammar := getattr(processor, "grammar", None), str):
+        return Spec("llguidance", grammar, str, label)
+    _refuse(processor)
 
 
 def _of_regex(pattern: str) -> Spec:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastdraft.constraints.llguidance import Grammars
+from fastdraft.constraints.grammars import Grammars
 from fastdraft.constraints.trail import Trail
 from fastdraft.constraints.types import Spec
 from fastdraft.errors import InvalidConstraintError
