@@ -1,0 +1,179 @@
+"""Extraction into pydantic types: what forced tokens, n-grams and a draft model give, and outlines beside them.
+
+python -m tests.benchmarks.json [--models qwen smollm2] [--prompts 20] [--repeats 3] [--tokens 200] [--no-outlines]
+
+Decode rates over our own masked plain decoding, in turns; outlines runs in a process of its own. Writes
+docs/benchmarks/json.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from fastdraft import Completion, Generator, NGram
+from fastdraft.models.store import load_path
+from fastdraft.timing import median
+from tests.benchmarks.extractions import EXTRACTIONS, TYPES, ask
+from tests.benchmarks.figures import geometric
+from tests.benchmarks.harness import bars, table, write
+from tests.benchmarks.peer import Peer
+from tests.benchmarks.peer_files import PAIR
+from tests.benchmarks.servers.serve_fastdraft import KV, sources
+
+NOTHING = NGram(name="nothing", min=63, max=64)  # never finds anything: what a grammar forces is all there is
+PLAIN, OUTLINES, FREE = "masked, plain", "outlines on transformers", "unconstrained, auto"
+SIDES: Mapping[str, Mapping[str, Any]] = {
+    PLAIN: {"gamma": 0},
+    "forced tokens": {"source": "nothing"},
+    "forced and n-gram": {"source": "ngram"},
+    "forced, n-gram and draft model": {},
+}
+ASKED = {"forced tokens": 1.25, "forced and n-gram": 1.7, "forced, n-gram and draft model": 2.8}
+OVER_OUTLINES = 3.5
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the runs of one side gave, one entry a prompt."""
+
+    rates: list[float | None] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    outs: list[Completion[Any]] = field(default_factory=list)
+
+
+def build(name: str) -> Generator:
+    """A generator of one of the pairs."""
+    if name == "smollm2":
+        return Generator(load_path("smollm2-135m-instruct"), [NGram(), NOTHING], kv_memory=KV)
+    lookup, draft = sources(load_path(PAIR[1]))
+    return Generator(load_path(PAIR[0]), [lookup, draft, NOTHING], kv_memory=KV)
+
+
+def measure(name: str, args: Any) -> tuple[dict[str, Seen], str]:
+    """All sides on all prompts; and what is to be said of them."""
+    chosen = EXTRACTIONS[: args.prompts]
+    target = load_path(PAIR[0] if name == "qwen" else "smollm2-135m-instruct")
+    with contextlib.ExitStack() as stack:
+        generator = stack.enter_context(build(name))
+        peer = None
+        if args.outlines:
+            command = [sys.executable, "-m", "tests.benchmarks.servers.serve_outlines", target]
+            peer = stack.enter_context(Peer(command, threads=torch.get_num_threads(), stop=()))
+        sides = {side: how for side, how in SIDES.items() if name == "qwen" or side != "forced, n-gram and draft model"}
+        seen = {side: Seen() for side in [*sides, FREE, *([OUTLINES] if peer else [])]}
+        for number, (kind, text) in enumerate([chosen[0], *chosen]):  # the first once to warm up
+            one = turns(generator, peer, sides, kind, text, args.repeats if number else 1, args.tokens)
+            if number:
+                for side, runs in one.items():
+                    seen[side].rates.append(median([rate for rate, *_ in runs if rate is not None] or [0.0]))
+                    seen[side].seconds.append(median([total for _, total, _ in runs]))
+                    seen[side].outs += [out for *_, out in runs[:1] if out is not None]
+                print(number, kind, *(f"{side}: {one_rate(runs):.1f}" for side, runs in one.items()), flush=True)
+        return seen, f"{len(chosen)} texts"
+
+
+def one_rate(runs: Sequence[tuple[float | None, float, Any]]) -> float:
+    """The median rate of a side on one prompt."""
+    return median([rate or 0.0 for rate, *_ in runs])
+
+
+def turns(
+    generator: Generator, peer: Peer | None, sides: Mapping[str, Any], kind: str, text: str, repeats: int, tokens: int
+) -> dict[str, list[tuple[float | None, float, Completion[Any] | None]]]:
+    """Each side in turns on one text: rate, seconds and, of ours, the completion."""
+    prompt = [{"role": "user", "content": ask(kind, text)}]
+    found: dict[str, list[tuple[float | None, float, Completion[Any] | None]]] = {}
+    for _ in range(repeats):
+        for side, how in [*sides.items(), (FREE, {"min_tokens": 60, "max_tokens": 100})]:
+            generator.forget_prefixes()
+            output_type = None if side == FREE else TYPES[kind]
+            options = {"temperature": 0, "max_tokens": tokens} | how
+            out: Completion[Any] = generator.generate(prompt, output_type=output_type, **options)
+            rate = out.stats.tokens_per_second
+            total = (out.stats.time_to_first_token or 0.0) + _after(out)
+            found.setdefault(side, []).append((rate, total, out))
+        if peer is not None:
+            run = peer.run([0], tokens, type=kind, text=ask(kind, text))
+            found.setdefault(OUTLINES, []).append((run.rate, run.total, None))
+    return found
+
+
+def _after(out: Completion[Any]) -> float:
+    """Seconds after the first round."""
+    return out.stats.draft_seconds + out.stats.target_seconds + out.stats.constraint_seconds
+
+
+def page(name: str, seen: Mapping[str, Seen], said: str) -> str:
+    """The section of one pair."""
+    plain = seen[PLAIN]
+    rows, labels, values = [], [], []
+    for side, one in seen.items():
+        ratio = geometric([rate / base for rate, base in zip(one.rates, plain.rates, strict=True) if rate and base])
+        rate = geometric([rate for rate in one.rates if rate])
+        assert ratio is not None and rate is not None
+        stats = [out.stats for out in one.outs]
+        mine = [
+            f"{fmean(s.completion_tokens for s in stats):.0f}",
+            f"{fmean(s.rounds for s in stats):.1f}",
+            f"{fmean(s.forced_tokens / s.completion_tokens for s in stats):.0%}",
+            f"{1e3 * fmean(s.constraint_seconds for s in stats):.1f}",
+        ]
+        asked = ASKED.get(side)
+        bar = "" if asked is None else f"{asked:.2f}: {'yes' if ratio >= asked else '**no**'}"
+        rows.append([side, f"{rate:.1f}", f"**{ratio:.2f}**", bar, *(mine if stats else [""] * 4)])
+        labels.append(side)
+        values.append(ratio)
+    head = [
+        "side",
+        "tok/s",
+        "over masked plain",
+        "asked, reached",
+        "tokens",
+        "target calls",
+        "forced",
+        "grammar, ms an object",
+    ]
+    fast = [side for side in seen if side in ASKED][-1]
+    lines = [f"## {name}\n", f"{said}.\n", table(head, rows), ""]
+    if OUTLINES in seen:
+        over = geometric([a / b for a, b in zip(seen[fast].rates, seen[OUTLINES].rates, strict=True) if a and b])
+        assert over is not None
+        reached = (
+            f" ({OVER_OUTLINES} is asked: {'yes' if over >= OVER_OUTLINES else '**no**'})" if name == "qwen" else ""
+        )
+        lines.append(f"{fast[0].upper()}{fast[1:]}, over outlines on transformers: **{over:.2f}**{reached}.")
+    free = geometric([a / b for a, b in zip(seen[fast].rates, seen[FREE].rates, strict=True) if a and b])
+    lines.append(f"The same over our own unconstrained calls: **{free:.2f}** (1 is asked).\n")
+    same = sum(a.token_ids == b.token_ids for a, b in zip(plain.outs, seen[fast].outs, strict=True))
+    lines.append(f"The tokens of masked plain decoding: {same} of {len(plain.outs)}.\n")
+    lines.append(bars(f"json-{name}", "decode rate over masked plain decoding", labels, values, "times"))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", choices=["qwen", "smollm2"], default=["qwen", "smollm2"])
+    parser.add_argument("--prompts", type=int, default=len(EXTRACTIONS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--no-outlines", dest="outlines", action="store_false")
+    args = parser.parse_args()
+    sections = [page(name, *measure(name, args)) for name in args.models]
+    intro = (
+        "Letters, notices and notes, read into pydantic types (`tests/benchmarks/extractions.py`), greedy. Each side "
+        "writes an object to its end; decode rates are tokens after the first round's over the time after it, medians "
+        "over turns, geometric means over texts.\n\n"
+    )
+    write("json", "Extraction into types", intro + "\n".join(sections))
+
+
+if __name__ == "__main__":
+    main()
