@@ -91,7 +91,7 @@ def _build(config: GeneratorConfig) -> Built:
     sources: list[Proposer] = []
     for source in config.draft:
         if isinstance(source, NGram):
-            sources.append(NGramProposer(source, runner.device))
+            sources.append(NGramProposer(source, runner.device, tokenizer.get_vocab))
             continue
         draft = drafts[source.name]
         sources.append(

@@ -130,7 +130,10 @@ class SamplingParams(_Spec):
     alpha: Alpha = Field(default=1.0, description="Acceptance leniency; 1 is lossless.")
     acceptance_rule: Literal["lenience", "threshold"] = "lenience"
     gamma: int | Literal["auto"] = Field(default="auto", description="Drafted tokens a round; 0 is no drafting.")
-    source: str | None = Field(default=None, description="Draft only from the source of this name.")
+    source: str | None = Field(
+        default=None,
+        description="Draft only from the source of this name; 'forced': only what a grammar leaves no choice.",
+    )
     verification: Literal["auto", "rejection", "invariant"] = "auto"
 
     @field_validator("*", mode="before")
@@ -472,6 +475,8 @@ class GeneratorConfig(_Spec):
     @classmethod
     def _names_differ(cls, value: tuple[Source, ...]) -> tuple[Source, ...]:
         names = [source.name for source in value]
+        if "forced" in names:
+            raise ValueError("a source is named 'forced', which is what a grammar's own tokens are called")
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two sources are named {name!r}; give one a name= of its own")

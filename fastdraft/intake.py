@@ -17,6 +17,7 @@ from fastdraft.errors import ConfigError, PromptTooLongError
 from fastdraft.precedence import check_names, resolve_params
 from fastdraft.prompt import PromptEncoder
 from fastdraft.request import Event, Request, Tally
+from fastdraft.round import FORCED
 from fastdraft.sampling.noise import derive_seed, new_seed
 from fastdraft.sampling.probs import Warp
 from fastdraft.text import TextStream
@@ -208,8 +209,9 @@ class Intake:
                     raise ConfigError(
                         f"{name} names token id {token}, outside the vocabulary (0 .. {self.vocabulary - 1})."
                     )
-        if params.source is not None and params.source not in self.sources:
-            known = ", ".join(map(repr, self.sources)) or "none"
+        sources = (*self.sources, FORCED)
+        if params.source is not None and params.source not in sources:
+            known = ", ".join(map(repr, sources))
             raise ConfigError(f"source is {params.source!r}, but the generator's sources are: {known}.")
 
     def _check_length(self, length: int) -> None:

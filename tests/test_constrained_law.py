@@ -1,4 +1,4 @@
-"""The law of constrained outputs through the public `Generator`, against enumeration: the target, masked at each token."""
+"""The law of constrained outputs through the public `Generator`: the target masked at each token, enumerated."""
 
 from __future__ import annotations
 

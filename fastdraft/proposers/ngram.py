@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 
@@ -14,6 +15,7 @@ from fastdraft.round import FORCED, Draft, Plan
 
 __all__ = ["Lookup", "NGramProposer"]
 
+_SPACES = ("\u0120", "\u2581")  # as byte-level and SentencePiece tokenizers write one
 _LENGTHS = ("", "1", "2", "3", "4-5", "4-5", "6-7", "6-7", "8+")  # of a match: what is learnt of each by itself
 
 
@@ -21,11 +23,14 @@ class Lookup:
     """Looks the last tokens of one growing sequence up in it; the longest match wins, then the latest.
 
     Args:
-        spec: Match lengths.
+        least: Shortest match.
+        most: Longest match.
+        same: For tokens that are looked up as another one, that one.
     """
 
-    def __init__(self, spec: NGram) -> None:
-        self._min, self._max = spec.min, spec.max
+    def __init__(self, least: int, most: int, same: Mapping[int, int] | None = None) -> None:
+        self._min, self._max = least, most
+        self._same = same or {}
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
         self._seen = 0  # tokens indexed so far
 
@@ -38,15 +43,19 @@ class Lookup:
         """
         # An n-gram is entered once a token follows it, so the last tokens never match themselves.
         for end in range(max(self._seen, 1), len(tokens)):
-            for n in range(self._min, min(self._max, end) + 1):
-                self._ends[tuple(tokens[end - n : end])] = end
+            before = self._named(tokens[max(0, end - self._max) : end])
+            for n in range(self._min, len(before) + 1):
+                self._ends[before[len(before) - n :]] = end
         self._seen = max(self._seen, len(tokens))
-        last = [*tokens[-self._max :], *lead][-self._max :]
+        last = self._named([*tokens[-self._max :], *lead][-self._max :])
         for n in range(min(self._max, len(tokens) + len(lead) - 1), self._min - 1, -1):
-            found = self._ends.get(tuple(last[-n:]))
+            found = self._ends.get(last[-n:])
             if found is not None:
                 return found, n
         return None
+
+    def _named(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._same.get(token, token) for token in tokens) if self._same else tuple(tokens)
 
     def draft(self, tokens: Sequence[int], gamma: int, lead: Sequence[int] = ()) -> list[int]:
         """What followed the best earlier match; empty where nothing matches.
@@ -70,15 +79,22 @@ class Lookup:
 class NGramProposer:
     """A `Lookup` for each request.
 
+    Under a grammar, an answer's words come from a text that writes them otherwise: a value begins after a quote, where
+    the text has a space. There a word is looked up as itself, with or without a space, and one word is enough to match.
+
     Args:
         spec: Match lengths and name.
         device: Where drafts are wanted.
+        words: Gives the tokenizer's vocabulary.
     """
 
-    def __init__(self, spec: NGram, device: torch.device) -> None:
+    def __init__(
+        self, spec: NGram, device: torch.device, words: Callable[[], Mapping[str, int]] = dict[str, int]
+    ) -> None:
         self.name = spec.name
         self._spec = spec
         self._device = device
+        self._words = words
         self._indexes: dict[Request, Lookup] = {}
 
     def offer(self, request: Request, lead: Sequence[int]) -> Offer:
@@ -113,8 +129,16 @@ class NGramProposer:
 
     def _lookup(self, request: Request) -> Lookup:
         if request not in self._indexes:
-            self._indexes[request] = Lookup(self._spec)
+            spec = self._spec
+            free = request.trail is None
+            self._indexes[request] = Lookup(spec.min, spec.max) if free else Lookup(1, spec.max, self._spaceless)
         return self._indexes[request]
+
+    @cached_property
+    def _spaceless(self) -> dict[int, int]:
+        """For words with a space before them, the same without."""
+        words = self._words()
+        return {token: words[text[1:]] for text, token in words.items() if text[:1] in _SPACES and text[1:] in words}
 
     def observe(self, requests: Sequence[Request]) -> None:
         """Nothing to do: the index reads committed tokens only."""

@@ -28,11 +28,10 @@ from tests.benchmarks.peer import Peer
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.servers.serve_fastdraft import KV, sources
 
-NOTHING = NGram(name="nothing", min=63, max=64)  # never finds anything: what a grammar forces is all there is
 PLAIN, OUTLINES, FREE = "masked, plain", "outlines on transformers", "unconstrained, auto"
 SIDES: Mapping[str, Mapping[str, Any]] = {
     PLAIN: {"gamma": 0},
-    "forced tokens": {"source": "nothing"},
+    "forced tokens": {"source": "forced"},
     "forced and n-gram": {"source": "ngram"},
     "forced, n-gram and draft model": {},
 }
@@ -52,9 +51,9 @@ class Seen:
 def build(name: str) -> Generator:
     """A generator of one of the pairs."""
     if name == "smollm2":
-        return Generator(load_path("smollm2-135m-instruct"), [NGram(), NOTHING], kv_memory=KV)
+        return Generator(load_path("smollm2-135m-instruct"), NGram(), kv_memory=KV)
     lookup, draft = sources(load_path(PAIR[1]))
-    return Generator(load_path(PAIR[0]), [lookup, draft, NOTHING], kv_memory=KV)
+    return Generator(load_path(PAIR[0]), [lookup, draft], kv_memory=KV)
 
 
 def measure(name: str, args: Any) -> tuple[dict[str, Seen], str]:

@@ -26,8 +26,9 @@ def _reference(tokens: list[int], low: int, high: int, gamma: int) -> list[int]:
 class _Request:
     """All that n-gram drafting reads of a request."""
 
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(self, tokens: list[int], trail: object = None) -> None:
         self.tokens = tokens
+        self.trail = trail
 
 
 @given(
@@ -61,3 +62,26 @@ def test_requests_don_t_see_each_other_and_are_forgotten() -> None:
     proposer.forget(first)
     proposer.forget(first)
     assert list(proposer._indexes) == [second]
+
+
+def test_under_a_grammar_a_word_is_found_with_or_without_a_space_before_it() -> None:
+    class Anything:
+        """A grammar that allows all and forces nothing."""
+
+        ended = False
+
+        def allows(self, tokens: list[int]) -> int:
+            return len(tokens)
+
+        def walk(self, tokens: list[int]) -> None:
+            pass
+
+        def forced(self) -> list[int]:
+            return []
+
+    words = {"Graz": 5, "\u0120Graz": 6, "is": 7, "\u0120is": 8, "\u0120far": 9, '":"': 10}
+    proposer = NGramProposer(NGram(min=2), torch.device("cpu"), lambda: words)
+    text = [6, 8, 9, 10, 5]  # " Graz is far" and then, in a string, "Graz"
+    found = proposer.propose([_Request(text, Anything())], [Plan("ngram", 2)], [()]).drafts
+    assert found[0].tokens_G.tolist() == [8, 9]
+    assert len(proposer.propose([_Request(text)], [Plan("ngram", 2)], [()]).drafts[0]) == 0
