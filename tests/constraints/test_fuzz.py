@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from fastdraft import Constrained, InvalidConstraintError
+from fastdraft import (
+    Completion,
+    Constrained,
+    DraftModel,
+    Generator,
+    InvalidConstraintError,
+    NGram,
+    OutputValidationError,
+)
 from fastdraft.constraints.jsonschema import Validation
 from fastdraft.constraints.types import spec_of
+from tests import tiny
 from tests.byte_grammar import Grammar, in_order, write
 
 NAMES = ["a", "b", "c", "k"]
@@ -151,3 +160,57 @@ def test_random_schemas_write_what_is_valid_and_nothing_else():
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_many_random_schemas_write_what_is_valid_and_nothing_else(seed):
     assert check(seed, count=1000) > 1000
+
+
+def check_engine(seed: int, count: int) -> int:
+    """Random schemas through a whole generator of random weights; returns how many outputs came to their end."""
+    model = tiny.model("llama", spread=0.5, seed=seed, context=256)
+    schemas, finished = Schemas(seed), 0
+    with Generator(
+        model,
+        [DraftModel(tiny.perturbed(model, 0.05)), NGram(min=1)],
+        tokenizer=tiny.tokenizer(),
+        kv_memory="16MiB",
+        max_queue=1 << 16,
+    ) as generator:
+        while count > 0:
+            kinds: list[Any] = []
+            while len(kinds) < min(count, 64):
+                schema = schemas.document()
+                try:
+                    generator._intake.grammars.start(spec_of(Constrained(schema)))
+                except InvalidConstraintError:
+                    continue
+                kinds.append(Constrained(schema, max_string=8, max_items=3))
+            count -= len(kinds)
+            outs = generator.batch(
+                [[5, 6, 7]] * len(kinds),
+                output_type=kinds,
+                temperature=1.5,
+                max_tokens=120,
+                seed=seed,
+                return_exceptions=True,
+            )
+            for kind, out in zip(kinds, outs, strict=True):
+                if isinstance(out, Completion):
+                    finished += 1
+                    assert Validation(kind.type).fits(json.loads(out.text)), (out.text, json.dumps(kind.type))
+                    assert out.parsed == json.loads(out.text)
+                elif isinstance(out, OutputValidationError):
+                    checked = spec_of(kind).checks
+                    assert out.completion.finish_reason == "length" or checked, (str(out), json.dumps(kind.type))
+                else:
+                    assert isinstance(out, InvalidConstraintError), out  # with the lengths that were added
+        metrics = generator.metrics()
+        assert metrics.free_blocks == metrics.total_blocks and not metrics.running
+    return finished
+
+
+def test_whatever_a_generator_finishes_is_valid():
+    assert check_engine(seed=7, count=128) > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8, 12))
+def test_two_thousand_outputs_of_a_generator_are_valid(seed):
+    assert check_engine(seed, count=600) > 500 * 0.5

@@ -1,0 +1,60 @@
+"""A fastdraft generator as an outlines model: what outlines constrains is written with drafts.
+
+``outlines.Generator(FastDraft(gen), Invoice)("...")`` gives the text, as outlines does; ``gen.generate(...,
+output_type=Invoice)`` gives the value, compiles faster and masks without outlines' processors.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outlines.inputs import Chat
+from outlines.models.transformers import Transformers
+
+from fastdraft.generator import Generator
+
+__all__ = ["FastDraft"]
+
+
+class FastDraft(Transformers):
+    """An outlines model; every kind of output type and backend that outlines has goes with it.
+
+    Keywords of a call are those of `Generator.generate`: ``max_tokens``, ``temperature``, ``seed``, ...
+
+    Args:
+        generator: Stays the caller's to close.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        # outlines sets the padding of the tokenizer it is given.
+        super().__init__(generator, copy.deepcopy(generator.tokenizer))
+        self.generator = generator
+
+    def generate(self, model_input: Any, output_type: Any = None, **options: Any) -> str:
+        """The text of one answer.
+
+        Args:
+            model_input: Text, which becomes a user's message where there is a chat template, or a ``Chat``.
+            output_type: The logits processor that outlines built.
+            **options: Of `Generator.generate`.
+        """
+        return self.generator.generate(self._prompt(model_input), output_type=output_type, **options).text
+
+    def generate_batch(self, model_input: Sequence[Any], output_type: Any = None, **options: Any) -> list[str]:
+        """The texts of several answers, written together."""
+        prompts = [self._prompt(item) for item in model_input]
+        return [out.text for out in self.generator.batch(prompts, output_type=output_type, **options)]
+
+    def generate_stream(self, model_input: Any, output_type: Any = None, **options: Any) -> Iterator[str]:
+        """The pieces of one answer, as they come."""
+        with self.generator.stream(self._prompt(model_input), output_type=output_type, **options) as stream:
+            for chunk in stream:
+                if chunk.text:
+                    yield chunk.text
+
+    def _prompt(self, model_input: Any) -> Any:
+        if isinstance(model_input, Chat):
+            return model_input.messages
+        return [{"role": "user", "content": model_input}] if self.hf_tokenizer.chat_template else model_input
