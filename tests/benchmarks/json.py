@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 import torch
+import transformers
 
-from fastdraft import Completion, Generator, NGram
+from fastdraft import Completion, Generator, InvalidConstraintError, NGram
+from fastdraft.constraints.grammars import Grammars
+from fastdraft.constraints.trail import Trail
+from fastdraft.constraints.types import as_constrained, spec_of
 from fastdraft.models.store import load_path
 from fastdraft.timing import median
 from tests.benchmarks.extractions import EXTRACTIONS, TYPES, ask
@@ -27,6 +33,7 @@ from tests.benchmarks.harness import bars, table, write
 from tests.benchmarks.peer import Peer
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.servers.serve_fastdraft import KV, sources
+from tests.benchmarks.workloads import PUBLIC
 
 PLAIN, OUTLINES, FREE = "masked, plain", "outlines on transformers", "unconstrained, auto"
 SIDES: Mapping[str, Mapping[str, Any]] = {
@@ -157,6 +164,53 @@ def page(name: str, seen: Mapping[str, Seen], said: str) -> str:
     return "\n".join(lines)
 
 
+def grammar_costs() -> str:
+    """Milliseconds of compiling and of masks, over real schemas and their valid instances, with Qwen's vocabulary."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(load_path(PAIR[0]))
+    size, eos = len(tokenizer), [tokenizer.eos_token_id]
+    grammars = Grammars(tokenizer, size, eos)
+    grammars.start(spec_of(as_constrained(int)))  # reads the vocabulary
+    compiled, normalised, masks, served = [], [], [], 0
+    for line in map(json.loads, (PUBLIC / "jsonschemabench.jsonl").read_text("utf-8").splitlines()):
+        started = time.perf_counter()
+        try:
+            spec = spec_of(as_constrained(line["schema"]))
+            ready = time.perf_counter()
+            constraint = grammars.start(spec)
+        except InvalidConstraintError:
+            continue
+        served += 1
+        normalised.append(1e3 * (ready - started))
+        compiled.append(1e3 * (time.perf_counter() - ready))
+        for test in line["tests"]:
+            if test["valid"]:
+                trail = Trail(constraint, size, eos)
+                text = json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False)
+                for token in tokenizer(text, add_special_tokens=False).input_ids:
+                    started = time.perf_counter()
+                    trail.mask()
+                    masks.append(1e6 * (time.perf_counter() - started))
+                    if not trail.allows([token]):
+                        break
+                    trail.commit(token)
+                constraint = grammars.start(spec)
+    rows = [
+        ["made plain, ms", f"{len(normalised)} schemas", *_spread(normalised)],
+        ["compiled, ms", f"{len(compiled)} schemas", *_spread(compiled)],
+        ["one mask, us", f"{len(masks):,} places", *_spread(masks)],
+    ]
+    head = ["", "of", "mean", "median", "99th percentile", "most"]
+    text = (
+        f"{served} of 63 schemas of jsonschemabench are served; along their valid instances, a vocabulary of {size:,}."
+    )
+    return f"## Grammar work\n\n{text}\n\n{table(head, rows)}\n"
+
+
+def _spread(values: Sequence[float]) -> list[str]:
+    ordered = sorted(values)
+    return [f"{one:.3g}" for one in (fmean(ordered), median(ordered), ordered[int(0.99 * len(ordered))], ordered[-1])]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=["qwen", "smollm2"], default=["qwen", "smollm2"])
@@ -166,6 +220,8 @@ def main() -> None:
     parser.add_argument("--no-outlines", dest="outlines", action="store_false")
     args = parser.parse_args()
     sections = [page(name, *measure(name, args)) for name in args.models]
+    if PUBLIC.is_dir():
+        sections.append(grammar_costs())
     intro = (
         "Letters, notices and notes, read into pydantic types (`tests/benchmarks/extractions.py`), greedy. Each side "
         "writes an object to its end; decode rates are tokens after the first round's over the time after it, medians "
