@@ -188,11 +188,9 @@ class Engine:
         for one, outcome, count in zip(rounds, outcomes(rounds, verdict), sound, strict=True):
             rows_RV = logits_RV[row : row + len(one.draft) + 1]
             row += len(one.draft) + 1
-            if outcome.accepted >= count:
-                self.fail(one.request, _numerical(one.request, False))
-                continue
+            dead = outcome.accepted >= count
             try:
-                played.append(self._conclude(one, outcome, rows_RV, spent))
+                played.append(self._conclude(one, outcome, rows_RV, spent, dead=dead))
             except Exception as error:  # what goes wrong with one request's text is its own
                 self.fail(one.request, owned(error))
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
@@ -246,11 +244,14 @@ class Engine:
             sound.append(count)
         return good, rows, sound
 
-    def _conclude(self, one: Part, outcome: Outcome, rows_RV: Tensor, spent: _Seconds) -> Played:
-        """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it."""
+    def _conclude(self, one: Part, outcome: Outcome, rows_RV: Tensor, spent: _Seconds, *, dead: bool) -> Played:
+        """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it.
+
+        Where nothing may follow the accepted tokens, ``dead``, these stand alone: one of them may have ended the call.
+        """
         request, accepted = one.request, outcome.accepted
         assert request.course is not None
-        tokens = (*outcome.drafted[:accepted], outcome.following)
+        tokens = (*outcome.drafted[:accepted], *(() if dead else (outcome.following,)))
         tokens = tokens[: commit(request, tokens)]
         assert request.table is not None
         request.table.truncate(len(request.tokens) - 1)
@@ -271,6 +272,8 @@ class Engine:
         done = request.finish_reason is not None
         if done:
             self._end(request)
+        elif dead:
+            self.fail(request, _numerical(request, False))
         forced, forced_kept = outcome.sources.count(FORCED), outcome.sources[:accepted].count(FORCED)
         return Played(
             request.course,

@@ -84,7 +84,7 @@ class _Handle(Generic[T]):
             return error
         completion = self._request.completion()
         refusal = OutputValidationError(
-            f"the output is not a whole {spec.label}: nothing may follow its {completion.completion_tokens} tokens.",
+            f"the output is no whole value of {spec.label}: nothing may follow its {completion.completion_tokens} tokens.",
             completion=completion,
             hint=error.hint,
         )
@@ -137,12 +137,18 @@ class _Handle(Generic[T]):
 def _why(label: str, completion: Completion[Any], tries: int) -> str:
     count, most = completion.completion_tokens, completion.params.max_tokens
     if completion.finish_reason == "length" and count >= most:
-        return f"the output is not a whole {label}: it was cut off by max_tokens={most}."
+        return f"the output is no whole value of {label}: it was cut off by max_tokens={most}."
     if completion.finish_reason == "length":
-        return f"the output is not a whole {label}: the context was full after {count} tokens."
+        return f"the output is no whole value of {label}: the context was full after {count} tokens."
     if completion.finish_reason == "stop":
-        return f"the output is no valid {label}." if not tries else f"none of {tries + 1} outputs is a valid {label}."
-    return f"the output is not a whole {label}: the call ended by {completion.finish_reason} after {count} tokens."
+        return (
+            f"the output is no valid value of {label}."
+            if not tries
+            else f"none of {tries + 1} outputs is a valid value of {label}."
+        )
+    return (
+        f"the output is no whole value of {label}: the call ended by {completion.finish_reason} after {count} tokens."
+    )
 
 
 def _remedy(completion: Completion[Any], error: Exception) -> str:

@@ -6,6 +6,7 @@ output_type=Invoice)`` gives the value, compiles faster and masks without outlin
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +14,17 @@ from typing import Any
 from outlines.inputs import Chat
 from outlines.models.transformers import Transformers
 
+from fastdraft.errors import FastDraftError, OutputValidationError
 from fastdraft.generator import Generator
+from fastdraft.results import Completion
 
 __all__ = ["FastDraft"]
 
 
 class FastDraft(Transformers):
-    """An outlines model; every kind of output type and backend that outlines has goes with it.
+    """An outlines model for its types and its backends outlines_core and llguidance.
+
+    As outlines does, it gives back the text as far as it came, also where ``max_tokens`` cut it off.
 
     Keywords of a call are those of `Generator.generate`: ``max_tokens``, ``temperature``, ``seed``, ...
 
@@ -40,21 +45,31 @@ class FastDraft(Transformers):
             output_type: The logits processor that outlines built.
             **options: Of `Generator.generate`.
         """
-        return self.generator.generate(self._prompt(model_input), output_type=output_type, **options).text
+        return self.generate_batch([model_input], output_type, **options)[0]
 
     def generate_batch(self, model_input: Sequence[Any], output_type: Any = None, **options: Any) -> list[str]:
         """The texts of several answers, written together."""
         prompts = [self._prompt(item) for item in model_input]
-        return [out.text for out in self.generator.batch(prompts, output_type=output_type, **options)]
+        outs = self.generator.batch(prompts, output_type=output_type, return_exceptions=True, **options)
+        return [_text(out) for out in outs]
 
     def generate_stream(self, model_input: Any, output_type: Any = None, **options: Any) -> Iterator[str]:
         """The pieces of one answer, as they come."""
         with self.generator.stream(self._prompt(model_input), output_type=output_type, **options) as stream:
-            for chunk in stream:
-                if chunk.text:
-                    yield chunk.text
+            with contextlib.suppress(OutputValidationError):
+                for chunk in stream:
+                    if chunk.text:
+                        yield chunk.text
 
     def _prompt(self, model_input: Any) -> Any:
         if isinstance(model_input, Chat):
             return model_input.messages
         return [{"role": "user", "content": model_input}] if self.hf_tokenizer.chat_template else model_input
+
+
+def _text(out: Completion[Any] | FastDraftError) -> str:
+    if isinstance(out, OutputValidationError):
+        return out.completion.text
+    if isinstance(out, FastDraftError):
+        raise out
+    return out.text

@@ -227,5 +227,10 @@ def test_a_dead_end_is_an_output_that_is_not_valid() -> None:
     with pytest.raises(OutputValidationError, match="nothing may follow") as caught:
         generator.generate([5, 6, 7], output_type=["xyz"], temperature=0, logit_bias={y: float("-inf")})
     assert caught.value.completion.text == "x"
+    for gamma in (0, 4):  # an accepted token that ends the call comes before the dead end
+        with pytest.raises(OutputValidationError, match="no valid"):
+            generator.generate(
+                [5, 6, 7], output_type=["xyz"], temperature=0, logit_bias={y: float("-inf")}, stop=["x"], gamma=gamma
+            )
     assert isinstance(caught.value.__cause__, ConstraintDeadEndError)
     assert generator.metrics().free_blocks == generator.metrics().total_blocks

@@ -170,13 +170,17 @@ def _tool_spec(tools: Sequence[Tool], choice: str, *, wrapped: bool) -> Spec | N
     """
     if choice == "none":
         # A model that was told of tools calls them; without the words that open a call it cannot.
-        return Spec("lark", f"start: TEXT\n{_TEXT}", lambda text: (), "answer", calls=True) if wrapped else None
+        return (
+            Spec("lark", f"start: TEXT\n{_TEXT}", lambda text: (), "an answer in words", calls=True)
+            if wrapped
+            else None
+        )
     chosen = [tool for tool in tools if choice in ("auto", "required", tool.name)]
     return Spec(
         "lark",
         _grammar(chosen, wrapped=wrapped, free=choice == "auto"),
         _wrapped_calls(chosen) if wrapped else _single_call(chosen),
-        "tool call",
+        "a tool call",
         tuple(sorted({check for tool in chosen for check in tool.plain.checks})),
         calls=True,
     )

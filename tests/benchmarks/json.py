@@ -200,9 +200,7 @@ def grammar_costs() -> str:
         ["one mask, us", f"{len(masks):,} places", *_spread(masks)],
     ]
     head = ["", "of", "mean", "median", "99th percentile", "most"]
-    text = (
-        f"{served} of 63 schemas of jsonschemabench are served; along their valid instances, a vocabulary of {size:,}."
-    )
+    text = f"{served} of 63 schemas of jsonschemabench are served; along their valid instances, {size:,} tokens."
     return f"## Grammar work\n\n{text}\n\n{table(head, rows)}\n"
 
 
