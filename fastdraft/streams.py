@@ -83,8 +83,9 @@ class _Handle(Generic[T]):
         if spec is None or not isinstance(error, ConstraintDeadEndError):
             return error
         completion = self._request.completion()
+        count = completion.completion_tokens
         refusal = OutputValidationError(
-            f"the output is no whole value of {spec.label}: nothing may follow its {completion.completion_tokens} tokens.",
+            f"the output is no whole value of {spec.label}: nothing may follow its {count} tokens.",
             completion=completion,
             hint=error.hint,
         )
@@ -140,15 +141,10 @@ def _why(label: str, completion: Completion[Any], tries: int) -> str:
         return f"the output is no whole value of {label}: it was cut off by max_tokens={most}."
     if completion.finish_reason == "length":
         return f"the output is no whole value of {label}: the context was full after {count} tokens."
-    if completion.finish_reason == "stop":
-        return (
-            f"the output is no valid value of {label}."
-            if not tries
-            else f"none of {tries + 1} outputs is a valid value of {label}."
-        )
-    return (
-        f"the output is no whole value of {label}: the call ended by {completion.finish_reason} after {count} tokens."
-    )
+    if completion.finish_reason != "stop":
+        return f"the output is no whole value of {label}: it ended by {completion.finish_reason} after {count} tokens."
+    many = f"none of {tries + 1} outputs is a valid value of {label}."
+    return many if tries else f"the output is no valid value of {label}."
 
 
 def _remedy(completion: Completion[Any], error: Exception) -> str:

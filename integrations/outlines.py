@@ -55,11 +55,11 @@ class FastDraft(Transformers):
 
     def generate_stream(self, model_input: Any, output_type: Any = None, **options: Any) -> Iterator[str]:
         """The pieces of one answer, as they come."""
-        with self.generator.stream(self._prompt(model_input), output_type=output_type, **options) as stream:
-            with contextlib.suppress(OutputValidationError):
-                for chunk in stream:
-                    if chunk.text:
-                        yield chunk.text
+        stream = self.generator.stream(self._prompt(model_input), output_type=output_type, **options)
+        with stream, contextlib.suppress(OutputValidationError):
+            for chunk in stream:
+                if chunk.text:
+                    yield chunk.text
 
     def _prompt(self, model_input: Any) -> Any:
         if isinstance(model_input, Chat):
