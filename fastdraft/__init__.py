@@ -42,6 +42,7 @@ from fastdraft.results import Chunk, Completion, Metrics, SourceStats, Stats, To
 from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
+    from fastdraft.constraints.describe import describe
     from fastdraft.generator import Generator
     from fastdraft.memory import MemoryPlan, ModelPlan
     from fastdraft.models.pairing import Pairing
@@ -57,6 +58,7 @@ _LAZY = {
     "ModelPlan": "fastdraft.memory",
     "Pairing": "fastdraft.models.pairing",
     "Stream": "fastdraft.streams",
+    "describe": "fastdraft.constraints.describe",
 }
 
 __all__ = [
@@ -102,6 +104,7 @@ __all__ = [
     "TracedRound",
     "UnsupportedModelError",
     "VocabularyMismatchError",
+    "describe",
 ]
 
 

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from fastdraft import ConfigError, Constrained, InvalidConstraintError, Json
+from fastdraft import ConfigError, Constrained, InvalidConstraintError, Json, describe
 from fastdraft.constraints.types import Spec, as_constrained, spec_of
 from tests.byte_grammar import Grammar
 
@@ -367,3 +367,19 @@ def test_reading_a_type_loads_nothing_heavy():
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output_type", "said"),
+    [
+        (["yes", "no"], "one of these and nothing else:\nyes\nno"),
+        (Json(), "Answer with JSON and nothing else."),
+        ({"type": "integer", "description": "a year"}, '"description": "a year"'),
+        (outlines.types.Regex("[0-9]{4}"), "[0-9]{4}"),
+        (int, '{"type": "integer"}'),
+    ],
+)
+def test_words_for_a_prompt(output_type: Any, said: str) -> None:
+    assert said in describe(output_type)
+    with pytest.raises(InvalidConstraintError):
+        describe(object())
