@@ -16,8 +16,8 @@ def commit(request: Request, tokens: Sequence[int]) -> int:
     """Appends tokens in order until one of them ends the request; later ones are dropped.
 
     Each token is appended, moves the grammar and is detokenised, then checked: end-of-sequence or stop token, stop
-    string, a grammar that is at its end, length; a stop at the cap is a stop. What comes after the first stop was never
-    generated: the caller trims KV, log-probabilities and statistics to what is returned.
+    string, a grammar that is at its end, length; a stop at the cap is a stop, and so is a whole text. What comes after
+    the first stop was never generated: the caller trims KV, log-probabilities and statistics to what is returned.
 
     Args:
         request: Running.
@@ -42,7 +42,8 @@ def commit(request: Request, tokens: Sequence[int]) -> int:
             end(request, "stop")
             return kept
         if request.left <= 0:
-            end(request, "length")
+            is_whole = request.trail is not None and request.trail.exhausted
+            end(request, "stop" if is_whole else "length")
             return kept
     return len(tokens)
 

@@ -380,7 +380,8 @@ class NGram(_Spec):
     """Drafts what followed the longest recent match of the last tokens in prompt and output (prompt lookup).
 
     Attributes:
-        min: Shortest match, in tokens.
+        min: Shortest match, in tokens; where it is left out, one word is enough under a grammar, where values stand
+            apart.
         max: Longest match, in tokens.
         name: How results and ``SamplingParams.source`` call it.
     """

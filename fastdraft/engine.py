@@ -84,6 +84,7 @@ class Engine:
         if self.idle:
             self._load.rest()
         request.course = self._controller.start(request.params)
+        request.course.constraint = None if request.spec is None else request.spec.kind
         self.scheduler.waiting.append(request)
 
     @torch.inference_mode()
@@ -97,11 +98,12 @@ class Engine:
         for work in batch:
             if work.request.tally.started is None:
                 work.request.tally.started = started
-        batch, plans = self.scheduler.reserve(batch, self._plan(batch))
+        planned, forced = self._plan(batch)
+        batch, plans = self.scheduler.reserve(batch, planned)
         if not batch:
             return
         requests = [work.request for work in batch]
-        leads = [_forced(r)[: p.lead] if p.lead else [] for r, p in zip(requests, plans, strict=True)]
+        leads = [forced[r][: p.lead] if p.lead else [] for r, p in zip(requests, plans, strict=True)]
         drafts, drafting = self._chain.propose(requests, plans, leads, self._empty)
         drafted = time.perf_counter()
         size, logits_RV = self._launch(batch, drafts)
@@ -116,21 +118,22 @@ class Engine:
         self._controller.observe(played, Spent(size, ended - drafted, drafting))
         self._load.push(started, ended, len(self.everyone()))
 
-    def _plan(self, batch: Sequence[Work]) -> list[Plan]:
-        """A plan for each request; none for prefill chunks."""
+    def _plan(self, batch: Sequence[Work]) -> tuple[list[Plan], dict[Request, list[int]]]:
+        """A plan for each request, none for prefill chunks; and the tokens that grammars force."""
         turns = {}
+        forced: dict[Request, list[int]] = {}
         for i, work in enumerate(batch):
             request = work.request
             if not work.verifies or not self._set_alpha(request):
                 continue
             assert request.course is not None
             drafts = request.params.gamma != 0
-            lead = _forced(request) if drafts else []
+            lead = forced[request] = request.trail.forced() if drafts and request.trail is not None else []
             offers = self._chain.offers(request, lead) if drafts else []
             fresh = request.tally.rounds == 0
             turns[i] = Turn(request.course, offers, request.left, len(request.tokens), fresh, len(lead))
         plans = dict(zip(turns, self._controller.plan(list(turns.values())), strict=True))
-        return [plans.get(i, PLAIN) for i in range(len(batch))]
+        return [plans.get(i, PLAIN) for i in range(len(batch))], forced
 
     def _set_alpha(self, request: Request) -> bool:
         """Tells a call whose alpha follows load how loaded we are; False where its own gauge fails, which ends it."""
@@ -189,6 +192,8 @@ class Engine:
             rows_RV = logits_RV[row : row + len(one.draft) + 1]
             row += len(one.draft) + 1
             dead = outcome.accepted >= count
+            if dead:  # what was verified behind a row that allows nothing is not true
+                outcome = outcome._replace(accepted=count)
             try:
                 played.append(self._conclude(one, outcome, rows_RV, spent, dead=dead))
             except Exception as error:  # what goes wrong with one request's text is its own
@@ -205,9 +210,7 @@ class Engine:
         for request, _, draft in rounds:
             count = len(draft) + 1
             if request.trail is not None:
-                started = time.perf_counter()
                 masks.append(request.trail.masks(draft.tokens_G.tolist()))
-                request.tally.constraint_seconds += time.perf_counter() - started
                 rows += range(first, first + count)
                 assert request.course is not None
                 exact += [request.warp.greedy and request.course.alpha == 1] * count
@@ -359,17 +362,21 @@ class Engine:
         )
 
 
-def _forced(request: Request) -> list[int]:
-    """Tokens that a request's grammar forces after what is committed."""
-    return [] if request.trail is None else request.trail.forced()
-
-
 def _numerical(request: Request, broken: bool) -> FastDraftError:
     if broken:
         return NumericalError(
             f"{request.model} returned nan or infinite logits after {len(request.tokens)} tokens.",
             hint="Try another dtype, such as float32; float16 overflows on many models.",
         )
+    if request.trail is not None and (failure := request.trail.error) is not None:
+        if isinstance(failure, FastDraftError):
+            return failure
+        wrapped = ConstraintDeadEndError(
+            f"the grammar cannot go on after {len(request.generated)} tokens: {type(failure).__name__}: {failure}.",
+            hint="Simplify the output type.",
+        )
+        wrapped.__cause__ = failure
+        return wrapped
     if request.trail is not None:
         return ConstraintDeadEndError(
             f"after {len(request.generated)} tokens the grammar, logit_bias, min_tokens and stop ids together leave no "

@@ -356,7 +356,11 @@ class Generator:
     ) -> Completion[Any]:
         """`generate` for an event loop; cancelling the task cancels the call."""
         self._check_process()
-        async with self._asubmit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0] as stream:
+        ask = Ask.divide(output_type, options)
+        # A grammar is compiled where it keeps nobody waiting.
+        make = self._intake.request
+        request = await asyncio.to_thread(make, prompt, params, ask) if ask.compiles else make(prompt, params, ask)
+        async with self._asubmit([request])[0] as stream:
             return await stream.result()
 
     def astream(
@@ -407,7 +411,9 @@ class Generator:
         **options: Unpack[CallOptions],
     ) -> list[Any]:
         """`batch` for an event loop."""
-        asked = self._ask_all(prompts, params, n, return_exceptions, Ask.divide(output_type, options))
+        ask = Ask.divide(output_type, options)
+        every = (prompts, params, n, return_exceptions, ask)
+        asked = await asyncio.to_thread(self._ask_all, *every) if ask.compiles else self._ask_all(*every)
         streams = self._asubmit([a for a in asked if isinstance(a, Request)])
         left = iter(streams)
         results: list[Any] = []

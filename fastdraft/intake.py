@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdraft.config import Prompt, SamplingParams
 from fastdraft.constraints.grammars import Grammars
-from fastdraft.constraints.tools import asked_spec, describe_tools, is_wrapped, read_tools
+from fastdraft.constraints.tools import Tool, asked_spec, describe_tools, is_wrapped, read_tools
 from fastdraft.constraints.trail import Trail
 from fastdraft.constraints.types import Spec, one_each
 from fastdraft.errors import ConfigError, PromptTooLongError
@@ -29,7 +29,11 @@ _CALL = ("tools", "tool_choice", "template_options", "fold_system", "timeout", "
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call's keywords, divided; see `fastdraft.config.CallOptions`."""
+    """One call's keywords, divided; see `fastdraft.config.CallOptions`.
+
+    Attributes:
+        known: What was made of each output type so far; shared by all prompts of a batch.
+    """
 
     output_type: Any = None
     tools: Sequence[Any] = ()
@@ -40,6 +44,7 @@ class Ask:
     request_id: str | None = None
     trace: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    known: dict[int, tuple[tuple[Tool, ...], Spec | None]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def divide(cls, output_type: Any, options: Mapping[str, Any]) -> Ask:
@@ -64,6 +69,11 @@ class Ask:
         for name, value in (("fold_system", self.fold_system), ("trace", self.trace)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{name} is {value!r}, expected True or False.")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a grammar may have to be compiled, which takes a while."""
+        return self.output_type is not None or bool(self.tools)
 
     def spread(self, count: int) -> list[Ask]:
         """The same for each of several prompts: a request id of its own, and its output type.
@@ -132,19 +142,17 @@ class Intake:
         arrived = time.perf_counter()
         resolved = resolve_params(params, ask.overrides, defaults=self.defaults, model=self.sampling)
         self._check(resolved)
-        tools = read_tools(ask.tools)
+        tools, spec = self._wanted(ask)
+        told = tools if ask.tool_choice != "none" else ()
         ids = self.encoder.encode(
             prompt,
             template_options=ask.template_options,
             fold_system=ask.fold_system,
-            tools=[tool.for_template() for tool in tools],
-            without=describe_tools(tools),
+            tools=[tool.for_template() for tool in told],
+            without=describe_tools(told),
         )
         self._check_length(len(ids))
         ends = frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else frozenset(self.eos))
-        spec = asked_spec(
-            ask.output_type, tools, ask.tool_choice, wrapped=is_wrapped(self.encoder.template(ask.template_options))
-        )
         if spec is not None and spec.retries and resolved.temperature == 0:
             raise ConfigError(
                 f"retries={spec.retries} at temperature 0 would write the same text again.",
@@ -168,7 +176,7 @@ class Intake:
             text=TextStream(self.tokenizer, ids, resolved.stop),
             decode=lambda token: str(self.tokenizer.decode([token])),
             emit=_unheard,
-            speculation=self._speculation(resolved),
+            speculation=self._speculation(resolved, constrained=spec is not None),
             model=self.label,
             tally=Tally(arrived),
             deadline=None if ask.timeout is None else arrived + ask.timeout,
@@ -198,6 +206,15 @@ class Intake:
             stop_reason=None,
         )
 
+    def _wanted(self, ask: Ask) -> tuple[tuple[Tool, ...], Spec | None]:
+        """The tools of a call and what its output must be: read once for all prompts and samples that share them."""
+        key = id(ask.output_type)
+        if key not in ask.known:
+            tools = read_tools(ask.tools)
+            wrapped = is_wrapped(self.encoder.template(ask.template_options))
+            ask.known[key] = tools, asked_spec(ask.output_type, tools, ask.tool_choice, wrapped=wrapped)
+        return ask.known[key]
+
     def _trail(self, spec: Spec, ends: frozenset[int], budget: int) -> Trail:
         closing = self.grammars.closing if spec.closes else None
         return Trail(self.grammars.start(spec), self.vocabulary, ends, closing=closing, budget=budget)
@@ -226,8 +243,8 @@ class Intake:
                 hint="Raise kv_memory.",
             )
 
-    def _speculation(self, params: SamplingParams) -> str:
-        if not self.sources:
+    def _speculation(self, params: SamplingParams, *, constrained: bool) -> str:
+        if not self.sources and not constrained:
             return "off: no draft source"
         return "off: gamma is 0" if params.gamma == 0 else "on"
 

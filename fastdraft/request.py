@@ -174,6 +174,8 @@ class Request:
             speculation = "off: drafts cost more than they gain"
         elif speculation == "on" and not self.tally.drafted:
             speculation = "off: no source had a draft"
+        if self.trail is not None:
+            self.tally.constraint_seconds = self.trail.seconds
         stats = self.tally.freeze(len(self.tokens) - len(self.prompt), speculation)
         return Completion(
             text=self.text.text,

@@ -12,6 +12,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from pydantic import ValidationError
+
 from fastdraft.errors import ConstraintDeadEndError, FastDraftError, ForkedProcessError, OutputValidationError
 from fastdraft.request import Event, Request
 from fastdraft.results import Chunk, Completion
@@ -71,7 +73,10 @@ class _Handle(Generic[T]):
                 error.__cause__, outcome = outcome, error
             else:
                 self._cancel.detach()
-                self._request, self._cancel = request, weakref.finalize(self, _cancel, request)
+                before, self._request = self._request, request
+                self._cancel = weakref.finalize(self, _cancel, request)
+                if before.cancelled:  # by another thread, meanwhile
+                    self._cancel()
                 return None
         self._outcome = outcome
         self._cancel.detach()
@@ -104,8 +109,9 @@ class _Handle(Generic[T]):
         if spec is None or completion.finish_reason == "cancelled":
             return completion
         try:
-            if spec.is_opaque and not self._request.is_whole:
-                raise ValueError("the grammar is not at an end")
+            # JSON says itself whether it is whole; other texts are only read where the grammar is at an end.
+            if spec.kind != "json" and not spec.calls and not self._is_whole(completion):
+                raise ValueError("the text is not whole")
             value = spec.read(completion.text)
         except Exception as error:
             refusal = OutputValidationError(
@@ -116,6 +122,9 @@ class _Handle(Generic[T]):
         if not spec.calls:
             return replace(completion, parsed=value)
         return replace(completion, tool_calls=value, finish_reason="tool_calls") if value else completion
+
+    def _is_whole(self, completion: Completion[Any]) -> bool:
+        return self._request.is_whole and not isinstance(completion.stop_reason, str)  # which cut something off
 
     def _shown(self, chunk: Chunk) -> Chunk:
         """The chunk as it is handed out, with what can be read so far."""
@@ -150,6 +159,10 @@ def _why(label: str, completion: Completion[Any], tries: int) -> str:
 def _remedy(completion: Completion[Any], error: Exception) -> str:
     if completion.finish_reason == "length":
         return "Raise max_tokens, or bound its strings and arrays."
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the value"
+        return f"{place}: {first['msg']}."
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
 
 

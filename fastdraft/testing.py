@@ -127,7 +127,8 @@ class ScriptedGenerator(_Surface):
     Prompts, parameters and output types are checked, and errors come, as from a `Generator`; a call that fails
     a check is not in ``calls``. A token is a word with the space before it; its id is made up, but always the
     same. ``max_tokens``, ``min_tokens``, ``stop``, ``logprobs`` (all 0.0) and ``timeout`` act, the rest is
-    recorded. Time is counted in delays, so that a timeout always falls on the same chunk.
+    recorded; each reply is judged once, without ``retries``. Time is counted in delays, so that a timeout always
+    falls on the same chunk.
 
     Args:
         replies: One reply for every call; a sequence, served in order to the calls that ``errors`` spares; a

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pydantic
 import pytest
 import torch
-from outlines.types import Regex
+from outlines.types import CFG, Regex
 
 from fastdraft import (
     ConfigError,
@@ -282,3 +282,100 @@ def test_types_that_cannot_be_are_refused_before_anything_runs(output_type: Any,
     with pytest.raises(InvalidConstraintError, match=said):
         generator.generate(PROMPT, output_type=output_type)
     assert generator.generate(PROMPT, temperature=0, max_tokens=2).completion_tokens > 0
+
+
+def _token(word: str) -> int:
+    token = tiny.tokenizer().convert_tokens_to_ids(word)
+    assert isinstance(token, int)
+    return token
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("gamma", [0, 5, "auto"])
+def test_an_end_in_the_middle_of_what_is_forced(source: str, gamma: Any) -> None:
+    """A stop token that the text needs: it may only end, and the text can go no other way."""
+    with pytest.raises(OutputValidationError, match="nothing may follow") as caught:
+        _generator(source).generate(
+            PROMPT, output_type=["uvxyz"], temperature=0, gamma=gamma, stop_token_ids=[_token("x")]
+        )
+    assert caught.value.completion.text == "uv"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0, "alpha": 0.5}, {"temperature": 1.0}])
+def test_a_banned_token_never_comes_out_of_what_is_forced(source: str, options: dict[str, Any]) -> None:
+    with pytest.raises(OutputValidationError, match="nothing may follow") as caught:
+        _generator(source).generate(
+            PROMPT, output_type=["xyz"], gamma=5, logit_bias={_token("y"): float("-inf")}, **options
+        )
+    assert caught.value.completion.text == "x"
+    with pytest.raises(OutputValidationError) as short:
+        _generator(source).generate(PROMPT, output_type=["xyz"], gamma=5, min_tokens=5, **options)
+    assert short.value.completion.text == "xyz"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_end_of_sequence_is_no_text_where_it_is_ignored(source: str) -> None:
+    ids = tiny.tokenizer()('{"a":true}').input_ids
+    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 40}
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    out = _generator(source).generate([*ids, EOS, *ids, EOS, *PROMPT], output_type=schema, **options)
+    assert out.finish_reason == "stop" and set(out.parsed) == {"a"} and EOS not in out.token_ids
+
+
+def test_what_a_stop_string_cut_is_no_text_of_the_grammar() -> None:
+    grammar = CFG('start: "say " /[ate]{2}/ ";"')
+    whole = _generator("ngram").generate(PROMPT, output_type=grammar, temperature=0)
+    assert whole.text.endswith(";") and whole.parsed == whole.text
+    for kind in (grammar, Regex("say [ate]{2};")):
+        with pytest.raises(OutputValidationError, match="no valid value"):
+            _generator("ngram").generate(PROMPT, output_type=kind, temperature=0, stop=[";"])
+
+
+@pytest.mark.parametrize("kind", [["  yes", "  no"], Regex(r" \d\/\d"), Regex("a/b?"), Order])
+def test_after_is_followed_by_exactly_the_output(kind: Any) -> None:
+    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 300}
+    found = 0
+    for seed in range(10):
+        try:
+            out = _generator("chain").generate(PROMPT, output_type=Constrained(kind, after="e"), seed=seed, **options)
+        except OutputValidationError as error:
+            assert error.completion.finish_reason == "length"
+            continue
+        found += 1
+        body = out.text.partition("e")[2]
+        assert body == out.parsed if kind is not Order else isinstance(out.parsed, Order)
+    assert found
+
+
+def test_a_whole_text_at_the_cap_is_a_stop() -> None:
+    text = "tea at eat"
+    count = len(tiny.tokenizer()(text).input_ids)
+    for gamma in (0, 4):
+        longest = _generator("none").generate(PROMPT, output_type=[text], temperature=0, gamma=gamma)
+        out = _generator("none").generate(
+            PROMPT, output_type=[text], temperature=0, gamma=gamma, max_tokens=longest.completion_tokens - 1
+        )
+        assert (out.parsed, out.finish_reason) == (text, "stop")
+    assert count <= longest.completion_tokens
+
+
+def test_a_grammar_that_fails_ends_its_own_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastdraft.constraints.llguidance import LlguidanceConstraint
+
+    keep, seen = LlguidanceConstraint.mask, []
+
+    def mask(self: Any, out_W: Any) -> None:
+        seen.append(self)
+        if self is seen[0] and len([one for one in seen if one is self]) > 3:
+            raise RuntimeError("parser too complex")
+        keep(self, out_W)
+
+    generator = _generator("chain")
+    monkeypatch.setattr(LlguidanceConstraint, "mask", mask)
+    outs = generator.batch(
+        [PROMPT, PROMPT[::-1]], output_type=Order, temperature=1.5, seed=2, max_tokens=200, return_exceptions=True
+    )
+    assert isinstance(outs[0], OutputValidationError) and "too complex" in str(outs[0].__cause__)
+    assert isinstance(outs[1].parsed, Order)
+    assert generator.metrics().free_blocks == generator.metrics().total_blocks

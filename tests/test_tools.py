@@ -69,6 +69,7 @@ def _in(*calls: str) -> str:
         ("required", True, [_in(CALL), _in(BOOK, CALL)], ["", "It rains.", "So: " + _in(CALL), CALL]),
         ("Book", True, [_in(BOOK)], [_in(CALL), ""]),
         ("none", True, ["", CALL, "It rains."], [_in(CALL), "a <tool_call> b"]),
+        ("none", False, ["", "It rains."], [CALL]),
         ("auto", False, ["", "It rains.", CALL, BOOK], ["{", CALL + CALL, '{"name": "other", "arguments": {}}']),
         ("required", False, [CALL, BOOK], ["", "It rains.", CALL.replace("Graz", "Linz")]),
         (
@@ -128,6 +129,29 @@ def test_parameters_that_cannot_be_enforced_name_their_tool() -> None:
         asked_spec(int, read_tools(TOOLS), "auto", wrapped=True)
 
 
+def test_a_call_that_must_be_is_missed() -> None:
+    for wrapped, text in ((True, "<tool"), (True, ""), (False, "")):
+        spec = asked_spec(None, read_tools(TOOLS), "required", wrapped=wrapped)
+        assert spec is not None
+        with pytest.raises(ValueError, match="no tool call"):
+            spec.read(text)
+    other = ScriptedGenerator('{"name": "other", "arguments": {}}').stream("x", tools=TOOLS)
+    with pytest.raises(OutputValidationError):
+        list(other)
+
+
+def test_a_parameter_may_be_named_as_a_keyword() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"enum": {"$ref": "#/$defs/unit"}, "const": {"$ref": "#/$defs/unit"}},
+        "required": ["enum"],
+        "$defs": {"unit": {"type": "object", "properties": {"u": {"enum": ["C", "F"]}}, "required": ["u"]}},
+    }
+    spec = asked_spec(None, read_tools([{"name": "f", "parameters": parameters}]), "f", wrapped=False)
+    assert spec is not None
+    assert Grammar(spec).writes('{"name": "f", "arguments": {"enum": {"u": "C"}}}')
+
+
 def test_openai_forms_are_read() -> None:
     (tool,) = read_tools([{"type": "function", "function": WEATHER}])
     assert tool.name == "weather" and tool.for_template()["function"]["parameters"] == WEATHER["parameters"]
@@ -163,12 +187,14 @@ def test_a_generator_calls_tools(source: str, template: str, choice: Literal["re
         "temperature": 2.0,
         "max_tokens": 200,
     }
-    for seed in range(4):
+    found = 0
+    for seed in range(6):
         try:
             out = _generator(source).generate(ASK, seed=seed, **options)
         except OutputValidationError as error:
             assert error.completion.finish_reason == "length"  # calls without end
             continue
+        found += 1
         assert out.finish_reason == "tool_calls" and out.parsed is None
         for call in out.tool_calls:
             assert call.name in (("Book",) if choice == "Book" else ("Book", "weather"))
@@ -176,6 +202,7 @@ def test_a_generator_calls_tools(source: str, template: str, choice: Literal["re
         stream = _generator(source).stream(ASK, seed=seed, **options)
         assert [chunk.finish_reason for chunk in stream][-1] == "tool_calls"
         assert stream.completion.text == out.text
+    assert found
 
 
 def test_a_model_may_answer_in_words() -> None:

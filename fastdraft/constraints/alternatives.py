@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,15 +28,18 @@ class Branch:
         places: The subschemas.
         absent: Keys that an object must not have.
         dropped: Keywords that would narrow it further.
+        partial: Whether some of them declare keys that are not known here.
     """
 
     places: tuple[Place, ...] = ()
     absent: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
+    partial: bool = False
 
     def __and__(self, other: Branch) -> Branch:
         places = {place.pointer: place for place in (*self.places, *other.places)}
-        return Branch(tuple(places.values()), self.absent | other.absent, self.dropped | other.dropped)
+        absent, dropped = self.absent | other.absent, self.dropped | other.dropped
+        return Branch(tuple(places.values()), absent, dropped, self.partial or other.partial)
 
 
 class Alternatives:
@@ -55,6 +58,7 @@ class Alternatives:
         self.reason: InvalidConstraintError | None = None
         self._validation = Validation(document)
         self._known: dict[str, list[Branch]] = {}
+        self._told_apart: dict[tuple[tuple[str, ...], tuple[str, ...], int], bool] = {}
 
     def fits(self, value: Any, place: Place) -> bool:
         """Whether a value is valid against a subschema."""
@@ -214,18 +218,28 @@ class Alternatives:
                 return not any(all(self.fits(value, place) for place in rest.places) for value in values)
         if common != {"object"} or depth == _DEEPEST_COMPARISON:
             return False
-        for name in _required((*one.places, *other.places)):
-            if name in one.absent | other.absent:
-                return True
+        names = _required((*one.places, *other.places))
+        if not (one.absent | other.absent).isdisjoint(names):
+            return True
+        values = [([*_said(one, name)], [*_said(other, name)]) for name in names]
+        # Options are mostly told apart by a key that lists its values: those are looked at first.
+        values.sort(key=lambda sides: not all(map(_lists_strings, sides)))
+        return any(self._differ(mine, theirs, depth + 1) for mine, theirs in values)
+
+    def _differ(self, mine: Sequence[Place], theirs: Sequence[Place], depth: int) -> bool:
+        """Whether no value of a key meets what both sides say of it."""
+        key = tuple(place.pointer for place in mine), tuple(place.pointer for place in theirs), depth
+        if key[0] == key[1]:
+            return False
+        if key not in self._told_apart:
             ways = []
-            for branch in (one, other):
+            for side in (mine, theirs):
                 way = [Branch()]
-                for part in [part for place in branch.places for part in named(place, name)]:
+                for part in side:
                     way = both(way, self.of(part), "properties")
                 ways.append(way)
-            if self._disjoint(ways[0], ways[1], depth + 1):
-                return True
-        return False
+            self._told_apart[key] = self._disjoint(ways[0], ways[1], depth)
+        return self._told_apart[key]
 
 
 def is_made(place: Place) -> bool:
@@ -240,7 +254,7 @@ def _made(place: Place, name: str, schema: dict[str, Any]) -> Place:
 def both(some: list[Branch], others: list[Branch], keyword: str) -> list[Branch]:
     """Every pair of ways; where there are too many, the second ones are left to validation."""
     if len(some) * len(others) > _MOST_ALTERNATIVES:
-        return [replace(branch, dropped=branch.dropped | {keyword}) for branch in some]
+        return [replace(branch, dropped=branch.dropped | {keyword}, partial=True) for branch in some]
     return [branch & other for branch in some for other in others]
 
 
@@ -270,6 +284,16 @@ def listed(places: Sequence[Place]) -> list[Any] | None:
         if "enum" in place.schema:
             return list(place.schema["enum"])
     return None
+
+
+def _said(branch: Branch, name: str) -> Iterator[Place]:
+    """What a way to meet a subschema says of the value of a key."""
+    return (part for place in branch.places for part in named(place, name))
+
+
+def _lists_strings(places: Sequence[Place]) -> bool:
+    values = listed([place for place in places if isinstance(place.schema, dict)])
+    return values is not None and all(isinstance(value, str) for value in values)
 
 
 def _required(places: Sequence[Place]) -> list[str]:

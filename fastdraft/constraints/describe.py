@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from fastdraft.constrained import Json
-from fastdraft.constraints.pydantic import schema_of
 from fastdraft.constraints.schema import plain_json
 from fastdraft.constraints.types import as_constrained, spec_of
 
@@ -47,6 +46,8 @@ def _schema(given: Any, *, omit_defaults: bool) -> Any:
     """The schema as it was written: titles and descriptions tell the model what is meant."""
     if isinstance(given, Mapping):
         return plain_json(given)
-    if isinstance(text := getattr(given, "schema", None), str):  # outlines.types.JsonSchema
-        return json.loads(text)
-    return schema_of(TypeAdapter(given), omit_defaults=omit_defaults)
+    if type(given).__name__ == "JsonSchema":  # of outlines.types
+        return json.loads(given.schema)
+    # In serialization every field is required, as the grammar then wants it.
+    mode: Literal["validation", "serialization"] = "validation" if omit_defaults else "serialization"
+    return TypeAdapter(given).json_schema(mode=mode)

@@ -37,7 +37,7 @@ class Grammars:
         ends = [token for token in eos if token < vocabulary]
         self._llguidance = Llguidance(tokenizer, vocabulary, ends)
         self._outlines = OutlinesCore(tokenizer, vocabulary, ends, self._llguidance.spellings)
-        self._lock = threading.Lock()  # a matcher that two threads touch at once raises
+        self._lock = threading.Lock()  # a matcher that two threads copy at once raises
         self._compiled: OrderedDict[str, Callable[[], Constraint]] = OrderedDict()
 
     def start(self, spec: Spec) -> Constraint:
@@ -51,12 +51,14 @@ class Grammars:
         key = json.dumps([spec.kind, spec.source, spec.whitespace, spec.after, spec.backend])
         with self._lock:
             made = self._compiled.get(key)
-            if made is None:
-                engine = self._outlines if spec.backend == "outlines_core" else self._llguidance
-                made = self._compiled[key] = engine.compile(spec)
-                while len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
+        if made is None:  # nobody waits while another one's is compiled
+            engine = self._outlines if spec.backend == "outlines_core" else self._llguidance
+            made = engine.compile(spec)
+        with self._lock:
+            self._compiled[key] = made
             self._compiled.move_to_end(key)
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
             return made()
 
     @cached_property

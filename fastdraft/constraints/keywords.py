@@ -124,6 +124,10 @@ def check_keywords(schema: Any, pointer: str, draft: int) -> None:
         for test, expected in _expectations(keyword, draft):
             if not test(value):
                 raise refusal(keyword, pointer, f"it is {_short(value)}, expected {expected}.", _moved(keyword, value))
+        if keyword == "$recursiveRef":
+            raise refusal(
+                keyword, pointer, "it leads where the way of validation says.", "Use $ref to the one you mean."
+            )
         if keyword not in _KNOWN:
             _check_spelling(keyword, schema, pointer)
     _check_types(schema, pointer)
@@ -172,7 +176,7 @@ def _expectations(keyword: str, draft: int) -> Iterator[tuple[Callable[[Any], bo
         yield lambda value: is_number(value) and value > 0, "a number above 0"
     elif keyword in _COUNTS:
         yield lambda value: is_number(value) and value >= 0 and value == int(value), "an integer >= 0"
-    elif keyword in _TEXTS:
+    elif keyword in _TEXTS and (keyword != "id" or draft == 4):
         yield lambda value: isinstance(value, str), "a string"
     elif keyword == "uniqueItems":
         yield lambda value: isinstance(value, bool), "true or false"

@@ -6,15 +6,18 @@ Shapes: W words of a packed mask.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fastdraft.errors import InvalidConstraintError, UnsupportedModelError
+from fastdraft.errors import ConstraintDeadEndError, InvalidConstraintError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from fastdraft.constraints.types import Spec
@@ -47,31 +50,40 @@ class LlguidanceConstraint:
     def mask(self, out_W: Tensor) -> None:
         """See the protocol."""
         self._matcher.unsafe_compute_mask_ptr(out_W.data_ptr(), out_W.numel() * 4)
+        self._check()
         bytes_B = out_W.view(torch.uint8)
         for end in self._eos:
             bytes_B[end >> 3] &= 0xFF ^ (1 << (end & 7))
 
     def validate(self, tokens: Sequence[int]) -> int:
         """See the protocol."""
-        return int(self._matcher.validate_tokens(list(tokens)))
+        # The matcher counts its own ends where a text may end; what ends it is not ours to say.
+        return int(self._matcher.validate_tokens([*takewhile(lambda token: token not in self._eos, tokens)]))
 
     def advance(self, tokens: Sequence[int]) -> None:
         """See the protocol."""
         moved = self._matcher.try_consume_tokens(list(tokens))
+        self._check()
         assert moved == len(tokens), f"{len(tokens)} tokens may not follow, {moved} may"
 
     def rollback(self, n: int) -> None:
         """See the protocol."""
-        moved = self._matcher.rollback(n)
-        assert moved, self._matcher.get_error()
+        self._matcher.rollback(n)
+        self._check()
 
     def forced(self) -> list[int]:
         """See the protocol."""
         return list(self._matcher.compute_ff_tokens())
 
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintDeadEndError(
+                f"the grammar cannot go on: {_plain(self._matcher.get_error())}.", hint="Simplify the output type."
+            )
+
 
 class Llguidance:
-    """The engine for one tokenizer; not thread-safe.
+    """The engine for one tokenizer. Safe from any thread; a constraint is not.
 
     Args:
         tokenizer: The target's.
@@ -83,6 +95,8 @@ class Llguidance:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._eos = eos
+        self._reading = threading.Lock()
+        self._lexicon: Any = None
 
     def compile(self, spec: Spec) -> Callable[[], LlguidanceConstraint]:
         """What makes constraints at the beginning of a text.
@@ -98,7 +112,11 @@ class Llguidance:
                 f"{spec.label} cannot be enforced: {_plain(matcher.get_error())}.",
                 hint="Simplify it, or leave out what is named.",
             )
-        if not matcher.is_accepting() and not any(matcher.compute_bitmask()):
+        first = LlguidanceConstraint(matcher.deep_copy(), self._eos)
+        allowed_W = torch.zeros(-(-self._vocabulary // 32), dtype=torch.int32)
+        with contextlib.suppress(ConstraintDeadEndError):
+            first.mask(allowed_W)
+        if not first.finished and not allowed_W.any():
             raise InvalidConstraintError(
                 f"{spec.label} accepts nothing that this tokenizer can write.", hint="Check where its text may begin."
             )
@@ -106,17 +124,23 @@ class Llguidance:
 
     def spellings(self) -> list[bytes]:
         """The bytes that each usable token writes; of control tokens what stands for them."""
-        return [self._words.decode_bytes([token]) for token in range(self._vocabulary)]
+        words = self._words
+        return [words.decode_bytes([token]) for token in range(self._vocabulary)]
 
-    @cached_property
+    @property
     def _words(self) -> Any:
         """The tokenizer as llguidance reads it: seconds for a large vocabulary, so made once."""
+        with self._reading:
+            if self._lexicon is None:
+                self._lexicon = self._read()
+            return self._lexicon
+
+    def _read(self) -> Any:
         import llguidance.hf
 
+        ends = [*self._eos] or None
         try:
-            return llguidance.hf.from_tokenizer(
-                self._tokenizer, n_vocab=self._vocabulary, eos_token=[*self._eos] or None
-            )
+            return llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=ends)
         except (ValueError, AttributeError, TypeError) as error:
             raise UnsupportedModelError(
                 f"output_type needs a fast tokenizer; {type(self._tokenizer).__name__} cannot be read ({error}).",
@@ -145,7 +169,7 @@ def _grammar(spec: Spec) -> str:
 
 
 def _after(spec: Spec, trigger: str) -> str:
-    """Any text up to a trigger, a little space, then the output; byte by byte, wherever tokens begin and end."""
+    """Any text up to a trigger, then the output, JSON after a little space; wherever tokens begin and end."""
     import llguidance
 
     match spec.kind:
@@ -153,11 +177,15 @@ def _after(spec: Spec, trigger: str) -> str:
             schema = {"x-guidance": {"whitespace_flexible": spec.whitespace}} | spec.source
             body = f"%json {json.dumps(schema)}"
         case "regex":
-            body = "/" + spec.source.replace("/", "\\/") + "/"
+            escaped = re.sub(
+                r"\\.|/", lambda match: r"\/" if match[0] == "/" else match[0], spec.source, flags=re.DOTALL
+            )
+            body = f"/{escaped}/" if escaped else '""'
         case _:
             body = _any_of(spec.source)
-    lines = ["start: free space body", f"free[suffix={json.dumps(trigger)}]: /(?s:.*)/", "space: /[ \\n]{0,4}/"]
-    return str(llguidance.LLMatcher.grammar_from_lark("\n".join([*lines, f"body: {body}"])))
+    start = r"start: free /[ \n]{0,4}/ body" if spec.kind == "json" else "start: free body"
+    lines = [start, f"free[suffix={json.dumps(trigger)}]: /(?s:.*)/", f"body: {body}"]
+    return str(llguidance.LLMatcher.grammar_from_lark("\n".join(lines)))
 
 
 def _any_of(texts: Sequence[str]) -> str:

@@ -137,19 +137,20 @@ class OutlinesCore:
         return lambda: IndexConstraint(index, self._words, self._eos)
 
     def lift(self, spec: Spec) -> IndexConstraint:
-        """A constraint of an index that outlines compiled.
+        """A constraint of an index that outlines compiled, for this model's tokenizer: an index does not say for which.
 
         Raises:
             InvalidConstraintError: It was compiled for another tokenizer.
         """
-        index = spec.source
-        first = index.get_allowed_tokens(index.get_initial_state()) or []
-        if max(first, default=0) >= self._vocabulary:
+        constraint = IndexConstraint(spec.source, self._words, self._eos)
+        try:  # its masks are as wide as the vocabulary it was compiled for
+            constraint.mask(torch.zeros(self._words, dtype=torch.int32))
+        except ValueError as error:
             raise InvalidConstraintError(
-                f"the logits processor writes token {max(first)}, but the model's tokens end at {self._vocabulary}.",
+                f"{spec.label} is for another vocabulary than the model's {self._vocabulary} tokens ({error}).",
                 hint="Build it with this model's tokenizer.",
-            )
-        return IndexConstraint(index, self._words, self._eos)
+            ) from error
+        return constraint
 
     @cached_property
     def _lexicon(self) -> Any:

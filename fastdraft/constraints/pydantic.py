@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -20,14 +22,49 @@ def schema_of(adapter: TypeAdapter[Any], *, omit_defaults: bool) -> dict[str, An
         adapter: The type's adapter.
         omit_defaults: Whether fields with a default may be left out.
     """
-    return adapter.json_schema(schema_generator=_Reading if omit_defaults else _ReadingAll, mode="validation")
+    schema = adapter.json_schema(schema_generator=_Reading if omit_defaults else _ReadingAll, mode="validation")
+    return _with_formats(schema)
 
+
+_MOST_DIGITS = 12
 
 _KEYS = {
     "bool": "^(?:true|false)$",
     "int": "^-?(?:0|[1-9][0-9]*)$",
     "float": r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?$",
 }
+
+
+_HOST = r"(?:[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?\.)+[A-Za-z]{2,24}"
+# What pydantic reads of formats that are its own, or that the standard means more widely.
+_FORMATS: Mapping[str, str] = MappingProxyType(
+    {
+        "email": rf"[0-9A-Za-z_+-]+(?:\.[0-9A-Za-z_+-]+)*@{_HOST}",
+        "ipv4network": f"{FORMATS['ipv4']}/32",
+        "ipv6network": f"{FORMATS['ipv6']}/128",
+        "ipv4interface": f"{FORMATS['ipv4']}/(?:[0-9]|[12][0-9]|3[0-2])",
+        "ipv6interface": f"{FORMATS['ipv6']}/(?:[0-9]|[1-9][0-9]|1[01][0-9]|12[0-8])",
+        **{
+            f"uuid{number}": f"[0-9a-f]{{8}}-[0-9a-f]{{4}}-{number}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}"
+            for number in range(1, 9)
+        },
+    }
+)
+
+
+def _with_formats(schema: Any) -> Any:
+    """A schema whose strings of those formats have the pattern instead."""
+    if isinstance(schema, list):
+        return [_with_formats(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        key: item if key in ("const", "default", "enum", "examples") else _with_formats(item)
+        for key, item in schema.items()
+    }
+    if made.get("type") == "string" and made.get("format") in _FORMATS and "pattern" not in made:
+        made["pattern"] = f"^(?:{_FORMATS[made.pop('format')]})$"
+    return made
 
 
 class _Reading(GenerateJsonSchema):
@@ -42,7 +79,17 @@ class _Reading(GenerateJsonSchema):
         bounds = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
         result = {"type": "number"} | {name: _plain(schema[key]) for key, name in bounds.items() if key in schema}
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
-        if digits is not None:
+        if digits is not None and places is None:
+            # So many before the point, and at most the rest behind it.
+            result["anyOf"] = [
+                {
+                    "exclusiveMinimum": -(10**before),
+                    "exclusiveMaximum": 10**before,
+                    "multipleOf": _plain(Decimal(1).scaleb(before - digits)),
+                }
+                for before in range(min(digits, _MOST_DIGITS) + 1)
+            ]
+        elif digits is not None:
             end = 10 ** max(digits - (places or 0), 0)
             result["exclusiveMaximum"] = min(result.get("exclusiveMaximum", end), end)
             result["exclusiveMinimum"] = max(result.get("exclusiveMinimum", -end), -end)
@@ -53,6 +100,14 @@ class _Reading(GenerateJsonSchema):
         return result | ({"multipleOf": steps[0]} if steps else {})
 
     fraction_schema = decimal_schema
+
+    def set_schema(self, schema: Any) -> dict[str, Any]:
+        """Items may be written twice; the set has them once."""
+        return {key: value for key, value in super().set_schema(schema).items() if key != "uniqueItems"}
+
+    def frozenset_schema(self, schema: Any) -> dict[str, Any]:
+        """As `set_schema`."""
+        return {key: value for key, value in super().frozenset_schema(schema).items() if key != "uniqueItems"}
 
     def datetime_schema(self, schema: Any) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^{DATE}T{CLOCK}{_zone(schema)}$"}

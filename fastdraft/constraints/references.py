@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import reduce
 from graphlib import CycleError, TopologicalSorter
+from operator import getitem
 from typing import Any
 from urllib.parse import unquote, urljoin
 
@@ -55,6 +58,9 @@ class References:
 
     def __init__(self, schema: Any) -> None:
         self.draft = draft_of(schema)
+        if self.draft == 4:
+            schema = deepcopy(schema)
+            _rename_identifier(schema)
         self.root = Place(schema, base=_base_of(schema, ""))
         self._resources = {"": self.root}
         self._anchors: dict[tuple[str, str], Place] = {}
@@ -138,7 +144,7 @@ class References:
             if not isinstance(place.schema, dict):
                 continue
             draft_of(place.schema)  # a part may name another one, as long as it is known
-            if (identifier := place.schema.get("$id", place.schema.get("id"))) is not None:
+            if (identifier := _identifier(place.schema)) is not None:
                 if identifier.startswith("#"):  # how drafts 4 to 7 wrote an anchor
                     self._anchors[place.base, identifier[1:]] = place
                 else:
@@ -148,15 +154,29 @@ class References:
                     self._anchors[place.base, place.schema[keyword]] = place
             if "$dynamicAnchor" in place.schema:
                 self._dynamic[place.schema["$dynamicAnchor"]] += 1
+            if self.draft == 4:
+                for path in children(place.schema):
+                    _rename_identifier(reduce(getitem, path, place.schema))
             waiting += [place.child(*path) for path in children(place.schema)]
 
 
 _BRING_IN = "Copy its target into $defs and point there."
 
 
+def _identifier(schema: Any) -> str | None:
+    identifier = schema.get("$id") if isinstance(schema, dict) else None
+    return identifier if isinstance(identifier, str) else None
+
+
+def _rename_identifier(schema: Any) -> None:
+    """Writes the identifier of a draft-4 subschema as later drafts do; elsewhere ``id`` says nothing."""
+    if isinstance(schema, dict) and isinstance(schema.get("id"), str):
+        schema["$id"] = schema.pop("id")
+
+
 def _base_of(schema: Any, base: str) -> str:
     """The identifier that references in a subschema are relative to."""
-    identifier = schema.get("$id", schema.get("id")) if isinstance(schema, dict) else None
-    if not isinstance(identifier, str) or identifier.startswith("#"):
+    identifier = _identifier(schema)
+    if identifier is None or identifier.startswith("#"):
         return base
     return urljoin(base, identifier).partition("#")[0]

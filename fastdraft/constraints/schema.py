@@ -19,12 +19,13 @@ from fastdraft.constraints.alternatives import Alternatives, Branch, both, is_ma
 from fastdraft.constraints.emptiness import prune
 from fastdraft.constraints.keywords import TYPES, Schema, constraints_of, refusal
 from fastdraft.constraints.references import Place
-from fastdraft.constraints.typed import Limits, Typed, Unsatisfiable, array, number, object_, string
+from fastdraft.constraints.typed import Limits, Typed, Unsatisfiable, any_value, array, number, object_, string
 from fastdraft.errors import InvalidConstraintError
 
 __all__ = ["Normalised", "normalise", "plain_json"]
 
 _MOST_PLACES = 20_000
+_ANY = "+any"  # no name that is made of a pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class _Normaliser:
                 self.ways.reason = refusal("false", place.pointer, "it allows no value.")
                 return False
         if not places:
-            return True
+            return self._anything()
         key = tuple(place.pointer for place in places)
         name = self._names.get(key)
         if name is None:
@@ -139,11 +140,23 @@ class _Normaliser:
         self._used.add(name)
         return {"$ref": f"#/$defs/{name}"}
 
+    def _anything(self) -> Schema:
+        """Any value; where lengths are limited, one of such lengths, all the way down."""
+        if self._limits == Limits():
+            return True
+        if _ANY not in self._bodies:
+            self._bodies[_ANY] = True
+            self._bodies[_ANY] = any_value(self._limits, {"$ref": f"#/$defs/{_ANY}"})
+        self._used.add(_ANY)
+        return {"$ref": f"#/$defs/{_ANY}"}
+
     def _new_name(self, pointer: str) -> str:
         if len(self._taken) > _MOST_PLACES:
             raise refusal("schema", pointer, f"it has more than {_MOST_PLACES} places.", "Make it smaller.")
-        name = re.sub(r"[^0-9A-Za-z_.-]", "_", pointer.rpartition("/")[2]) or "_"
-        name = f"{name}.{len(self._taken)}" if name in self._taken else name
+        stem = name = re.sub(r"[^0-9A-Za-z_.-]", "_", pointer.rpartition("/")[2]) or "_"
+        number = len(self._taken)
+        while name in self._taken:
+            name, number = f"{stem}.{number}", number + 1
         self._taken.add(name)
         return name
 
@@ -172,7 +185,7 @@ class _Normaliser:
         """One way to meet a place, as a plain schema."""
         if not branch.places:
             self.checks |= branch.dropped
-            return True
+            return self._anything()
         kinds = types_of(branch.places)
         own = [place for place in branch.places if not is_made(place)]
         where = own[-1].pointer if own else "#"
@@ -195,7 +208,7 @@ class _Normaliser:
             self.checks |= typed.dropped | (branch.dropped if kind != "enum" else set())
         bare = [option["type"] for option in options if isinstance(option, dict) and option.keys() == {"type"}]
         if len(bare) == len(TYPES) - 1:
-            return True
+            return self._anything()
         rest = [option for option in options if isinstance(option, dict) and option.keys() != {"type"}]
         return _either([{"type": bare if len(bare) > 1 else bare[0]}, *rest] if bare else rest)
 
@@ -210,7 +223,7 @@ class _Normaliser:
         if kind == "array":
             return array(places, self, self._limits)
         if kind == "object":
-            return object_(places, branch.absent, self)
+            return object_(places, branch.absent, self, self._limits, partial=branch.partial)
         return Typed({"type": kind})
 
     def _enumerated(self, places: Sequence[Place], values: Sequence[Any]) -> Typed:

@@ -98,7 +98,14 @@ def _make(name: str, description: str, schema: Mapping[str, Any], parse: Callabl
         plain = normalise({"type": "object", **parameters})
     except InvalidConstraintError as error:
         raise InvalidConstraintError(f"the parameters of tool {name!r}: {error}", hint=error.hint) from error
-    return Tool(name, " ".join(description.split()), parameters, plain, parse or Validation(parameters).check)
+    validation = Validation(parameters)
+
+    def typed(arguments: Any) -> Any:
+        if parse is None or plain.checks:
+            validation.check(arguments)
+        return arguments if parse is None else parse(arguments)
+
+    return Tool(name, " ".join(description.split()), parameters, plain, typed)
 
 
 def _read_choice(given: Any, tools: Sequence[Tool]) -> str:
@@ -160,8 +167,8 @@ def describe_tools(tools: Sequence[Tool]) -> str:
     )
 
 
-def _tool_spec(tools: Sequence[Tool], choice: str, *, wrapped: bool) -> Spec | None:
-    """What a call with tools writes; None where nothing is constrained.
+def _tool_spec(tools: Sequence[Tool], choice: str, *, wrapped: bool) -> Spec:
+    """What a call with tools writes.
 
     Args:
         tools: At least one.
@@ -169,17 +176,21 @@ def _tool_spec(tools: Sequence[Tool], choice: str, *, wrapped: bool) -> Spec | N
         wrapped: Of `is_wrapped`.
     """
     if choice == "none":
-        # A model that was told of tools calls them; without the words that open a call it cannot.
-        return (
-            Spec("lark", f"start: TEXT\n{_TEXT}", lambda text: (), "an answer in words", calls=True)
-            if wrapped
-            else None
-        )
+        # A model that knows of tools calls them; without the words that open a call it cannot.
+        words = _TEXT if wrapped else _WORDS
+        return Spec("lark", f"start: TEXT\n{words}", lambda text: (), "an answer in words", calls=True)
     chosen = [tool for tool in tools if choice in ("auto", "required", tool.name)]
+    read = _wrapped_calls(chosen) if wrapped else _single_call(chosen)
+
+    def at_least_one(text: str) -> tuple[ToolCall, ...]:
+        if not (calls := read(text)):
+            raise ValueError("there is no tool call")
+        return calls
+
     return Spec(
         "lark",
         _grammar(chosen, wrapped=wrapped, free=choice == "auto"),
-        _wrapped_calls(chosen) if wrapped else _single_call(chosen),
+        read if choice == "auto" else at_least_one,
         "a tool call",
         tuple(sorted({check for tool in chosen for check in tool.plain.checks})),
         calls=True,
@@ -187,12 +198,13 @@ def _tool_spec(tools: Sequence[Tool], choice: str, *, wrapped: bool) -> Spec | N
 
 
 _TEXT = f"TEXT: /(?s:.*)/ & ~/(?s:.*){_OPEN}(?s:.*)/"
+_WORDS = r"TEXT: /([^{](?s:.*))?/"
 
 
 def _grammar(tools: Sequence[Tool], *, wrapped: bool, free: bool) -> str:
     call = f"call: %json {json.dumps(_SPACED | _any_call(tools))}"
     if not wrapped:
-        return "\n".join(["start: TEXT | call" if free else "start: call", r"TEXT: /([^{](?s:.*))?/", call])
+        return "\n".join(["start: TEXT | call", _WORDS, call] if free else ["start: call", call])
     rest = rf'"\n" call "\n{_CLOSE}" ("\n{_OPEN}\n" call "\n{_CLOSE}")*'
     if not free:
         return f'start: "{_OPEN}" {rest}\n{call}'
@@ -220,18 +232,21 @@ def _any_call(tools: Sequence[Tool]) -> dict[str, Any]:
 
 def _renamed(schema: Any, prefix: str) -> Any:
     """A plain schema whose references name definitions with a prefix."""
-    if isinstance(schema, list):
-        return [_renamed(item, prefix) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: f"#/$defs/{prefix}{value.removeprefix('#/$defs/')}"
-        if key == "$ref" and isinstance(value, str)
-        else value
-        if key in ("enum", "const")
-        else _renamed(value, prefix)
-        for key, value in schema.items()
-    }
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref":
+            made[key] = f"#/$defs/{prefix}{value.removeprefix('#/$defs/')}"
+        elif key in ("properties", "patternProperties"):
+            made[key] = {name: _renamed(item, prefix) for name, item in value.items()}
+        elif key in ("anyOf", "allOf", "prefixItems"):
+            made[key] = [_renamed(item, prefix) for item in value]
+        elif key in ("items", "additionalProperties"):
+            made[key] = _renamed(value, prefix)
+        else:
+            made[key] = value
+    return made
 
 
 def _wrapped_calls(tools: Sequence[Tool]) -> Callable[[str], tuple[ToolCall, ...]]:
@@ -251,6 +266,10 @@ def _single_call(tools: Sequence[Tool]) -> Callable[[str], tuple[ToolCall, ...]]
 
 def _call(text: str, tools: Sequence[Tool]) -> ToolCall:
     made = json.loads(text)
+    if not isinstance(made, dict) or not {"name", "arguments"} <= made.keys():
+        raise ValueError("a tool call has a name and arguments")
     name, arguments = made["name"], made["arguments"]
-    tool = next(tool for tool in tools if tool.name == name)
-    return ToolCall(f"call_{secrets.token_hex(6)}", name, arguments, tool.parse(arguments))
+    for tool in tools:
+        if tool.name == name:
+            return ToolCall(f"call_{secrets.token_hex(6)}", name, arguments, tool.parse(arguments))
+    raise ValueError(f"no tool is named {name!r}")

@@ -19,7 +19,19 @@ from fastdraft.constraints.keywords import Schema, constraints_of
 from fastdraft.constraints.patterns import disjoint, find_flaw, is_bounded, searched
 from fastdraft.constraints.references import Place
 
-__all__ = ["Limits", "Reader", "Typed", "Unsatisfiable", "array", "named", "number", "object_", "prefix_of", "string"]
+__all__ = [
+    "Limits",
+    "Reader",
+    "Typed",
+    "Unsatisfiable",
+    "any_value",
+    "array",
+    "named",
+    "number",
+    "object_",
+    "prefix_of",
+    "string",
+]
 
 # Beyond these a grammar grows too large, or engines lose digits; validation sees to the rest.
 _MOST_ITEMS = 2000
@@ -168,10 +180,44 @@ def array(places: Sequence[Place], reader: Reader, limits: Limits) -> Typed:
     return typed
 
 
-def object_(places: Sequence[Place], absent: frozenset[str], reader: Reader) -> Typed:
+def any_value(limits: Limits, itself: Schema) -> Schema:
+    """Every value whose strings, keys, arrays and objects keep to some lengths.
+
+    Args:
+        limits: The lengths.
+        itself: What stands for the values inside.
+    """
+    kinds: list[Schema] = [{"type": ["null", "boolean", "number"]}, {"type": "string"}, {"type": "array"}]
+    holder: dict[str, Any] = {"type": "object", "additionalProperties": itself}
+    if limits.string is not None:
+        kinds[1] = {"type": "string", "maxLength": limits.string}
+        holder |= {"patternProperties": {_at_most(limits.string): itself}, "additionalProperties": False}
+    if limits.items is not None:
+        kinds[2] = {"type": "array", "maxItems": limits.items}
+        holder["maxProperties"] = limits.items
+    assert isinstance(kinds[2], dict)
+    kinds[2] = kinds[2] | {"items": itself}
+    return {"anyOf": [*kinds, holder]}
+
+
+def _at_most(length: int) -> str:
+    """The pattern of keys of a length."""
+    return rf"^[\s\S]{{0,{length}}}$"
+
+
+def object_(
+    places: Sequence[Place], absent: frozenset[str], reader: Reader, limits: Limits, *, partial: bool = False
+) -> Typed:
     """The objects that all subschemas allow, without the keys that must be absent.
 
     An object is closed where a key is named and nothing is said of others.
+
+    Args:
+        places: The subschemas.
+        absent: Keys that must not be there.
+        reader: Reads what is inside.
+        limits: For keys that no schema names, and for their number.
+        partial: Whether subschemas that are left to validation may declare further keys.
     """
     typed = Typed({"type": "object"})
 
@@ -186,7 +232,12 @@ def object_(places: Sequence[Place], absent: frozenset[str], reader: Reader) -> 
     open_ = [place.child("additionalProperties") for place in places if "additionalProperties" in place.schema]
     others = reader.at(open_)
     is_named = bool(properties or patterns) or any("properties" in place.schema for place in places)
-    if not open_ and is_named and (patterns or least <= sum(found is not False for found in properties.values())):
+    if (
+        not open_
+        and is_named
+        and not partial
+        and (patterns or least <= sum(found is not False for found in properties.values()))
+    ):
         others = False
     if not is_exact:
         typed.dropped.add("patternProperties")
@@ -197,6 +248,10 @@ def object_(places: Sequence[Place], absent: frozenset[str], reader: Reader) -> 
         others, patterns, is_exact = _named_by(rule, others, patterns)
         if not is_exact:
             typed.dropped.add("propertyNames")
+    if others is not False and not patterns and limits.string is not None:
+        others, patterns = False, {_at_most(limits.string): others}
+    if most is None and limits.items is not None and (others is not False or patterns):
+        most = max(limits.items, least, len(required))
     if most == len(required):
         properties, others, patterns = {name: properties[name] for name in required}, False, {}
     properties |= dict.fromkeys(sorted(absent), False)
@@ -371,6 +426,8 @@ def _common(first: Fraction, second: Fraction) -> Fraction:
 
 def _writes_step(step: Fraction) -> bool:
     """Whether engines read a step as it is: they scale it by ten, in floating point, until it is an integer."""
+    if step > _MOST_STEP * 10**9:  # too large to be a float, perhaps
+        return False
     value, scale = float(step), 0
     while value != int(value) and scale < 30:
         value *= 10

@@ -82,7 +82,9 @@ class Spec:
         if self.after is None:
             return text
         _, found, body = text.partition(self.after)
-        return body.lstrip() if found else None
+        if not found:
+            return None
+        return body.lstrip(" \n") if self.kind == "json" else body
 
 
 def as_constrained(output_type: Any) -> Constrained:
@@ -113,6 +115,15 @@ def spec_of(constrained: Constrained) -> Spec:
         InvalidConstraintError: As `_read_type`; or options that do not go with the type.
     """
     spec = _read_type(constrained)
+    options = ("max_string", "max_items", "whitespace", "omit_defaults") if spec.kind != "json" else ()
+    if isinstance(constrained.type, Mapping | Json):
+        options = ("omit_defaults",)
+    for name in options:
+        if getattr(constrained, name):
+            kind = "Python types" if name == "omit_defaults" else "JSON"
+            raise InvalidConstraintError(
+                f"{name} goes with {kind}; here is {spec.label}.", hint="Leave it out, or bound the type itself."
+            )
     if constrained.after is not None and spec.is_opaque:
         raise InvalidConstraintError(
             "after goes with types, schemas, patterns and choices; here a grammar was given.",
@@ -123,7 +134,7 @@ def spec_of(constrained: Constrained) -> Spec:
             "finish='close' goes with JSON from the first token on; here is something else.",
             hint="Leave finish out, and allow more max_tokens.",
         )
-    is_simple = spec.kind in ("regex", "choice") and constrained.after is None
+    is_simple = spec.kind in ("regex", "choice", "index") and constrained.after is None
     if constrained.backend == "outlines_core" and not is_simple:
         raise InvalidConstraintError(
             "backend='outlines_core' writes regular expressions and choices from the first token on; here is something "
@@ -149,7 +160,8 @@ def _read_type(constrained: Constrained) -> Spec:
     """
     given = constrained.type
     if isinstance(given, Json):
-        return Spec("json", {}, _read_json, "JSON", whitespace=constrained.whitespace)
+        plain = normalise({}, max_string=constrained.max_string, max_items=constrained.max_items)
+        return Spec("json", plain.schema, _read_json, "JSON", whitespace=constrained.whitespace)
     if isinstance(given, Mapping):
         return _of_schema(given, constrained)
     if isinstance(given, list | tuple):
@@ -175,7 +187,15 @@ def _of_type(given: Any, constrained: Constrained) -> Spec:
     except Exception as error:  # pydantic's own, or what the user's type raises when it is asked for its schema
         _refuse(given, error)
     plain = normalise(schema, max_string=constrained.max_string, max_items=constrained.max_items)
-    return Spec("json", plain.schema, adapter.validate_json, label, plain.checks, constrained.whitespace)
+    parse: Callable[[str], Any] = adapter.validate_json
+    if plain.checks:  # what the type does not know of its own schema
+        validation = Validation(plain_json(schema))
+
+        def parse(text: str) -> Any:
+            validation.check(_read_json(text))
+            return adapter.validate_json(text)
+
+    return Spec("json", plain.schema, parse, label, plain.checks, constrained.whitespace)
 
 
 def _of_schema(schema: Mapping[str, Any], constrained: Constrained) -> Spec:
@@ -214,12 +234,27 @@ def _of_outlines(term: Any, constrained: Constrained) -> Spec:
             return _of_choice(term.items)
         case dsl.Alternatives() if all(isinstance(part, dsl.String) for part in term.terms):
             return _of_choice([getattr(part, "value", "") for part in term.terms])
+        case dsl.Term() if _holds_schema(term):
+            raise InvalidConstraintError(
+                "a JSON schema is a part of an outlines expression, which would be followed only in part.",
+                hint="Pass the type or schema by itself, or a Union of types.",
+            )
         case dsl.Term():
             try:
                 return _of_regex(dsl.to_regex(term))
             except (TypeError, NotImplementedError) as error:
                 _refuse(term, error)
     _refuse(term)
+
+
+def _holds_schema(term: Any) -> bool:
+    """Whether a JSON schema is somewhere in an expression."""
+    from outlines.types import dsl
+
+    if isinstance(term, dsl.JsonSchema):
+        return True
+    inner = vars(term).values() if isinstance(term, dsl.Term) else term if isinstance(term, list | tuple) else ()
+    return any(map(_holds_schema, inner))
 
 
 def _of_processor(processor: Any) -> Spec:
@@ -229,7 +264,10 @@ def _of_processor(processor: Any) -> Spec:
         return Spec("index", index, str, label)
     if isinstance(grammar := getattr(processor, "grammar", None), str):
         return Spec("llguidance", grammar, str, label)
-    _refuse(processor)
+    raise InvalidConstraintError(
+        f"a {type(processor).__name__} cannot be lifted to a grammar that drafts can be masked with.",
+        hint="Build it with backend='llguidance' or 'outlines_core', or pass the type itself.",
+    )
 
 
 def _of_regex(pattern: str) -> Spec:

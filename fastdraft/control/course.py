@@ -66,10 +66,12 @@ class Course:
         elapsed: Seconds of its rounds so far, its share of those in which others took part.
         lost: Of these, seconds that drafts have cost and not earned back; negative where they have earned more.
         tokens: Tokens so far.
+        constraint: What kind of grammar it has; None where its output is free.
     """
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
+        self.constraint: str | None = None
         greedy = params.temperature == 0
         self.kind = "greedy" if greedy else "invariant" if params.invariant else "rejection"
         self.leniency = Leniency(params.alpha) if isinstance(params.alpha, DynamicAlpha) else None
@@ -102,7 +104,7 @@ class Course:
 
     def key(self, source: str, found: str) -> Key:
         """What the acceptance of a source's draft belongs to."""
-        return Key(source, found, self._bucket, self.kind, self._alpha)
+        return Key(source, found, self._bucket, self.kind, self._alpha, self.constraint)
 
     def lean(self, source: str) -> Lean:
         """How this call's acceptance of a source differs from other calls'."""

@@ -79,6 +79,8 @@ class PromptEncoder:
         if not isinstance(items[0], Mapping):
             return check_ids(items, self._vocabulary)
         options = read_options(template_options or {})
+        if tools and "tools" in options:
+            raise ConfigError("tools were given twice, in template_options too.", hint="Pass tools= alone.")
         if tools and "tools" in (self.template(options) or ""):
             options["tools"] = list(tools)
         elif tools:

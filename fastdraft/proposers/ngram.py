@@ -130,8 +130,11 @@ class NGramProposer:
     def _lookup(self, request: Request) -> Lookup:
         if request not in self._indexes:
             spec = self._spec
-            free = request.trail is None
-            self._indexes[request] = Lookup(spec.min, spec.max) if free else Lookup(1, spec.max, self._spaceless)
+            if request.trail is None:
+                self._indexes[request] = Lookup(spec.min, spec.max)
+            else:
+                least = spec.min if "min" in spec.model_fields_set else 1
+                self._indexes[request] = Lookup(least, spec.max, self._spaceless)
         return self._indexes[request]
 
     @cached_property

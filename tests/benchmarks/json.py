@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 
-from fastdraft import Completion, Generator, InvalidConstraintError, NGram
+from fastdraft import Completion, Generator, InvalidConstraintError, NGram, OutputValidationError
 from fastdraft.constraints.grammars import Grammars
 from fastdraft.constraints.trail import Trail
 from fastdraft.constraints.types import as_constrained, spec_of
@@ -34,6 +34,8 @@ from tests.benchmarks.peer import Peer
 from tests.benchmarks.peer_files import PAIR
 from tests.benchmarks.servers.serve_fastdraft import KV, sources
 from tests.benchmarks.workloads import PUBLIC
+from tests.byte_grammar import in_order
+from tests.byte_grammar import write as written
 
 PLAIN, OUTLINES, FREE = "masked, plain", "outlines on transformers", "unconstrained, auto"
 SIDES: Mapping[str, Mapping[str, Any]] = {
@@ -48,11 +50,28 @@ OVER_OUTLINES = 3.5
 
 @dataclass(slots=True)
 class Seen:
-    """What the runs of one side gave, one entry a prompt."""
+    """What the runs of one side gave, one entry a prompt.
+
+    Attributes:
+        rates: Decode rates.
+        seconds: From the call to the end of the object.
+        outs: Ours.
+        whole: How many objects were valid.
+    """
 
     rates: list[float | None] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     outs: list[Completion[Any]] = field(default_factory=list)
+    whole: int = 0
+
+
+class Ran(NamedTuple):
+    """One run: decode rate, seconds, our completion, and whether the object was valid."""
+
+    rate: float | None
+    seconds: float
+    out: Completion[Any] | None
+    whole: bool
 
 
 def build(name: str) -> Generator:
@@ -79,42 +98,39 @@ def measure(name: str, args: Any) -> tuple[dict[str, Seen], str]:
             one = turns(generator, peer, sides, kind, text, args.repeats if number else 1, args.tokens)
             if number:
                 for side, runs in one.items():
-                    seen[side].rates.append(median([rate for rate, *_ in runs if rate is not None] or [0.0]))
-                    seen[side].seconds.append(median([total for _, total, _ in runs]))
-                    seen[side].outs += [out for *_, out in runs[:1] if out is not None]
-                print(number, kind, *(f"{side}: {one_rate(runs):.1f}" for side, runs in one.items()), flush=True)
+                    seen[side].rates.append(median([run.rate or 0.0 for run in runs]))
+                    seen[side].seconds.append(median([run.seconds for run in runs]))
+                    seen[side].outs += [run.out for run in runs[:1] if run.out is not None]
+                    seen[side].whole += runs[0].whole
+                rates = (f"{side}: {median([run.rate or 0.0 for run in runs]):.1f}" for side, runs in one.items())
+                print(number, kind, *rates, flush=True)
         return seen, f"{len(chosen)} texts"
-
-
-def one_rate(runs: Sequence[tuple[float | None, float, Any]]) -> float:
-    """The median rate of a side on one prompt."""
-    return median([rate or 0.0 for rate, *_ in runs])
 
 
 def turns(
     generator: Generator, peer: Peer | None, sides: Mapping[str, Any], kind: str, text: str, repeats: int, tokens: int
-) -> dict[str, list[tuple[float | None, float, Completion[Any] | None]]]:
-    """Each side in turns on one text: rate, seconds and, of ours, the completion."""
+) -> dict[str, list[Ran]]:
+    """Each side in turns on one text. The unconstrained call ends where the model ends it."""
     prompt = [{"role": "user", "content": ask(kind, text)}]
-    found: dict[str, list[tuple[float | None, float, Completion[Any] | None]]] = {}
+    found: dict[str, list[Ran]] = {}
     for _ in range(repeats):
-        for side, how in [*sides.items(), (FREE, {"min_tokens": 60, "max_tokens": 100})]:
+        for side, how in [*sides.items(), (FREE, {})]:
             generator.forget_prefixes()
             output_type = None if side == FREE else TYPES[kind]
-            options = {"temperature": 0, "max_tokens": tokens} | how
-            out: Completion[Any] = generator.generate(prompt, output_type=output_type, **options)
-            rate = out.stats.tokens_per_second
-            total = (out.stats.time_to_first_token or 0.0) + _after(out)
-            found.setdefault(side, []).append((rate, total, out))
+            started = time.perf_counter()
+            try:
+                out: Completion[Any] = generator.generate(
+                    prompt, output_type=output_type, temperature=0, max_tokens=tokens, **how
+                )
+                whole = side != FREE
+            except OutputValidationError as error:
+                out, whole = error.completion, False
+            seconds = time.perf_counter() - started
+            found.setdefault(side, []).append(Ran(out.stats.tokens_per_second, seconds, out, whole))
         if peer is not None:
             run = peer.run([0], tokens, type=kind, text=ask(kind, text))
-            found.setdefault(OUTLINES, []).append((run.rate, run.total, None))
+            found.setdefault(OUTLINES, []).append(Ran(run.rate, run.total, None, bool(run.accepted)))
     return found
-
-
-def _after(out: Completion[Any]) -> float:
-    """Seconds after the first round."""
-    return out.stats.draft_seconds + out.stats.target_seconds + out.stats.constraint_seconds
 
 
 def page(name: str, seen: Mapping[str, Seen], said: str) -> str:
@@ -126,6 +142,7 @@ def page(name: str, seen: Mapping[str, Seen], said: str) -> str:
         rate = geometric([rate for rate in one.rates if rate])
         assert ratio is not None and rate is not None
         stats = [out.stats for out in one.outs]
+        valid = "" if side == FREE else f"{one.whole} of {len(one.rates)}"
         mine = [
             f"{fmean(s.completion_tokens for s in stats):.0f}",
             f"{fmean(s.rounds for s in stats):.1f}",
@@ -134,7 +151,8 @@ def page(name: str, seen: Mapping[str, Seen], said: str) -> str:
         ]
         asked = ASKED.get(side)
         bar = "" if asked is None else f"{asked:.2f}: {'yes' if ratio >= asked else '**no**'}"
-        rows.append([side, f"{rate:.1f}", f"**{ratio:.2f}**", bar, *(mine if stats else [""] * 4)])
+        seconds = f"{fmean(one.seconds):.1f}"
+        rows.append([side, f"{rate:.1f}", f"**{ratio:.2f}**", bar, seconds, valid, *(mine if stats else [""] * 4)])
         labels.append(side)
         values.append(ratio)
     head = [
@@ -142,6 +160,8 @@ def page(name: str, seen: Mapping[str, Seen], said: str) -> str:
         "tok/s",
         "over masked plain",
         "asked, reached",
+        "seconds, mean",
+        "valid",
         "tokens",
         "target calls",
         "forced",
@@ -170,7 +190,7 @@ def grammar_costs() -> str:
     size, eos = len(tokenizer), [tokenizer.eos_token_id]
     grammars = Grammars(tokenizer, size, eos)
     grammars.start(spec_of(as_constrained(int)))  # reads the vocabulary
-    compiled, normalised, masks, served = [], [], [], 0
+    compiled, normalised, masks, served, walked, valid = [], [], [], 0, 0, 0
     for line in map(json.loads, (PUBLIC / "jsonschemabench.jsonl").read_text("utf-8").splitlines()):
         started = time.perf_counter()
         try:
@@ -185,7 +205,7 @@ def grammar_costs() -> str:
         for test in line["tests"]:
             if test["valid"]:
                 trail = Trail(constraint, size, eos)
-                text = json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False)
+                text = written(in_order(test["data"], spec.source))
                 for token in tokenizer(text, add_special_tokens=False).input_ids:
                     started = time.perf_counter()
                     trail.mask()
@@ -193,6 +213,9 @@ def grammar_costs() -> str:
                     if not trail.allows([token]):
                         break
                     trail.commit(token)
+                else:
+                    walked += 1
+                valid += 1
                 constraint = grammars.start(spec)
     rows = [
         ["made plain, ms", f"{len(normalised)} schemas", *_spread(normalised)],
@@ -200,7 +223,10 @@ def grammar_costs() -> str:
         ["one mask, us", f"{len(masks):,} places", *_spread(masks)],
     ]
     head = ["", "of", "mean", "median", "99th percentile", "most"]
-    text = f"{served} of 63 schemas of jsonschemabench are served; along their valid instances, {size:,} tokens."
+    text = (
+        f"{served} of 63 schemas of jsonschemabench are served, with {size:,} tokens; {walked} of their {valid} valid "
+    )
+    text += "instances were walked to the end, the others are written otherwise."
     return f"## Grammar work\n\n{text}\n\n{table(head, rows)}\n"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 import pytest
 
-from fastdraft import Constrained
+from fastdraft import Constrained, InvalidConstraintError
 from fastdraft.constraints.schema import normalise
 from fastdraft.constraints.types import spec_of
 from tests.byte_grammar import Grammar, write
@@ -323,3 +324,56 @@ def test_a_large_schema_is_read_in_no_time():
     many = {"allOf": [{"anyOf": [obj(**{f"a{i}": INT}), obj(**{f"b{i}": INT})]} for i in range(40)]}
     found = normalise(many)
     assert "allOf" in found.checks or "anyOf" in found.checks
+
+
+def test_alternatives_beyond_count_leave_their_keys_writable():
+    letters = "ABCD"
+    cases = [
+        {
+            "if": {"properties": {"k": {"const": letter}}, "required": ["k"]},
+            "then": {"properties": {letter.lower(): {"type": "integer"}}, "required": [letter.lower()]},
+        }
+        for letter in letters
+    ]
+    schema = {"type": "object", "properties": {"k": {"enum": list(letters)}}, "required": ["k"], "allOf": cases}
+    made = spec_of(Constrained(schema))
+    grammar = Grammar(made)
+    for letter in letters:
+        text = f'{{"k":"{letter}","{letter.lower()}":1}}'
+        assert grammar.writes(text), text
+        assert made.parse(text)
+    many = {"type": "object", "oneOf": [{"properties": {f"a{i}": INT}, "required": [f"a{i}"]} for i in range(65)]}
+    assert Grammar(spec_of(Constrained(many))).writes('{"a64":1}')
+
+
+def test_options_that_share_much_are_told_apart_at_once():
+    """As pydantic writes a union of models with a common base, whose own tag comes last."""
+    inner = {f"p{i}": {"type": "object", "properties": {"q": STR}, "required": ["q"]} for i in range(15)}
+    payload = {"type": "object", "properties": inner, "required": list(inner)}
+    options = [
+        {
+            "type": "object",
+            "properties": {"payload": {"$ref": "#/$defs/payload"}, "kind": {"const": f"k{i}"}},
+            "required": ["payload", "kind"],
+        }
+        for i in range(40)
+    ]
+    started = time.perf_counter()
+    found = normalise({"oneOf": options, "$defs": {"payload": payload}})
+    assert time.perf_counter() - started < 5
+    assert found.checks == ()
+
+
+def test_identifiers_and_names_mean_what_their_draft_says():
+    plain = {"properties": {"a": {"id": "field-a", "$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "integer"}}}
+    assert Grammar(spec_of(Constrained(plain))).writes('{"a":3}')
+    assert normalise({"type": "integer", "id": 7})
+    old = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "properties": {"a": {"$ref": "x.json"}},
+        "definitions": {"x": {"id": "x.json", "type": "integer"}},
+    }
+    assert not Grammar(spec_of(Constrained(old))).writes('{"a":"b"}')
+    with pytest.raises(InvalidConstraintError, match=r"\$recursiveRef"):
+        normalise({"$schema": "https://json-schema.org/draft/2019-09/schema", "items": {"$recursiveRef": "#"}})
+    assert normalise({"multipleOf": 10**400}).checks == ("multipleOf",)

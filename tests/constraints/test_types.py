@@ -8,6 +8,7 @@ import subprocess
 import sys
 from decimal import Decimal
 from enum import Enum, IntEnum
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Optional, Union
 from uuid import UUID
@@ -16,6 +17,7 @@ import outlines.types
 import pytest
 from outlines.types import dsl
 from pydantic import (
+    UUID4,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -257,7 +259,8 @@ def test_many_optional_fields_compile_at_once():
 
 
 def test_what_only_parse_enforces_is_named():
-    assert spec(set[int]).checks == ("uniqueItems",)
+    assert spec(set[int]).checks == ()
+    assert spec(set[int]).parse("[1,1]") == {1}, "a set has once what was written twice"
     assert spec(list[int]).checks == ()
     assert spec({"not": {"pattern": "a"}}).checks == ("not",)
 
@@ -383,3 +386,65 @@ def test_words_for_a_prompt(output_type: Any, said: str) -> None:
     assert said in describe(output_type)
     with pytest.raises(InvalidConstraintError):
         describe(object())
+
+
+class Tagged(BaseModel):
+    tags: list[str] = Field(json_schema_extra={"uniqueItems": True})
+
+
+def test_what_a_type_says_of_its_schema_alone_is_enforced_too():
+    made = spec(Tagged)
+    assert made.checks == ("uniqueItems",)
+    assert made.parse('{"tags":["a","b"]}') == Tagged(tags=["a", "b"])
+    with pytest.raises(ValueError, match="non-unique"):
+        made.parse('{"tags":["a","a"]}')
+
+
+def test_a_schema_inside_an_outlines_expression_is_refused():
+    for term in (dsl.String("n: ") + dsl.JsonSchema({"type": "integer", "minimum": 3}), dsl.either(Tagged, "none")):
+        with pytest.raises(InvalidConstraintError, match="part of an outlines expression"):
+            spec(term)
+
+
+@pytest.mark.parametrize(
+    ("output_type", "options", "said"),
+    [
+        (["a", "b"], {"max_string": 3}, "max_string"),
+        (outlines.types.Regex("a"), {"whitespace": True}, "whitespace"),
+        (outlines.types.Regex("a"), {"max_items": 3}, "max_items"),
+        ({"type": "object"}, {"omit_defaults": True}, "omit_defaults"),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused(output_type, options, said):
+    with pytest.raises(InvalidConstraintError, match=said):
+        spec(output_type, **options)
+
+
+def test_lengths_hold_all_the_way_down():
+    grammar = Grammar(spec(Json(), max_string=3, max_items=2))
+    for text in ('"abc"', "[1,2]", '{"abc":{"d":["x",null]}}', "12345", "{}", "[[],[]]"):
+        assert grammar.writes(text), text
+    for text in ('"abcd"', "[1,2,3]", '{"abcd":1}', '{"a":"abcd"}', '{"a":1,"b":2,"c":3}', '[["abcd"]]'):
+        assert not grammar.writes(text), text
+    names = Grammar(spec(dict[str, int], max_string=3, max_items=2))
+    assert names.writes('{"abc":1,"d":2}')
+    assert not names.writes('{"abcd":1}') and not names.writes('{"a":1,"b":2,"c":3}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "legal", "illegal"),
+    [
+        (UUID4, '"0b7fa9a0-1c2d-4e3f-8a9b-0c1d2e3f4a5b"', '"0b7fa9a0-1c2d-1e3f-8a9b-0c1d2e3f4a5b"'),
+        (IPv4Network, '"10.0.0.1/32"', '"10.0.0.1/8"'),
+        (IPv4Interface, '"10.0.0.1/8"', '"10.0.0.1/33"'),
+        (Annotated[Decimal, Field(max_digits=3)], "12.3", "12.34"),
+        (Annotated[Decimal, Field(max_digits=3)], "0.123", "1234"),
+    ],
+)
+def test_what_pydantic_reads_more_narrowly_is_written_so(kind, legal, illegal):
+    made = spec(kind)
+    grammar = Grammar(made)
+    assert grammar.writes(legal) and made.parse(legal) is not None
+    assert not grammar.writes(illegal)
+    with pytest.raises(ValidationError):
+        made.parse(illegal)

@@ -1,7 +1,7 @@
 """outlines on transformers behind JSON lines, bf16, greedy.
 
 Run with ``python -m tests.benchmarks.servers.serve_outlines TARGET --threads 2``. A request's option ``type`` names one
-of `tests.benchmarks.extractions.TYPES`, ``text`` is the user's message; its ids are not read.
+of `tests.benchmarks.extractions.TYPES`, ``text`` is the user's message; its ids are not read. ``accepted`` says whether the object is valid.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import outlines
 import torch
 import transformers
 from outlines.inputs import Chat
+from pydantic import ValidationError
 
 from fastdraft.timing import Run
 from tests.benchmarks.extractions import TYPES
@@ -43,9 +44,18 @@ def load(target: str) -> tuple[Answer, dict[str, str]]:
         after = sum(counts[1:])
         rate = after / (times[-1] - times[0]) if after else None
         ids = tokenizer(text, add_special_tokens=False).input_ids
-        return asdict(Run(tuple(ids), times[0] - started, times[-1] - started, rate, sum(counts)))
+        whole = _is_valid(TYPES[request["options"]["type"]], text)
+        return asdict(Run(tuple(ids), times[0] - started, times[-1] - started, rate, sum(counts), 0, whole))
 
     return answer, {"outlines": version("outlines"), "transformers": transformers.__version__}
+
+
+def _is_valid(kind: Any, text: str) -> bool:
+    try:
+        kind.model_validate_json(text)
+    except ValidationError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

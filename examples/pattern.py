@@ -1,6 +1,6 @@
 """Answers of a fixed shape: a pattern, and a choice.
 
-python examples/regex.py [MODEL]
+python examples/pattern.py [MODEL]
 """
 
 import sys
