@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from outlines.inputs import Chat
 from outlines.models.transformers import Transformers
@@ -34,7 +34,7 @@ class FastDraft(Transformers):
 
     def __init__(self, generator: Generator) -> None:
         # outlines sets the padding of the tokenizer it is given.
-        super().__init__(generator, copy.deepcopy(generator.tokenizer))
+        super().__init__(cast("Any", generator), copy.deepcopy(generator.tokenizer))
         self.generator = generator
 
     def generate(self, model_input: Any, output_type: Any = None, **options: Any) -> str:
@@ -45,13 +45,13 @@ class FastDraft(Transformers):
             output_type: The logits processor that outlines built.
             **options: Of `Generator.generate`.
         """
-        return self.generate_batch([model_input], output_type, **options)[0]
+        return _text(self._batch([model_input], output_type, options)[0])
 
-    def generate_batch(self, model_input: Sequence[Any], output_type: Any = None, **options: Any) -> list[str]:
+    def generate_batch(
+        self, model_input: Sequence[Any], output_type: Any = None, **options: Any
+    ) -> list[str | list[str]]:
         """The texts of several answers, written together."""
-        prompts = [self._prompt(item) for item in model_input]
-        outs = self.generator.batch(prompts, output_type=output_type, return_exceptions=True, **options)
-        return [_text(out) for out in outs]
+        return [_text(out) for out in self._batch(model_input, output_type, options)]
 
     def generate_stream(self, model_input: Any, output_type: Any = None, **options: Any) -> Iterator[str]:
         """The pieces of one answer, as they come."""
@@ -60,6 +60,10 @@ class FastDraft(Transformers):
             for chunk in stream:
                 if chunk.text:
                     yield chunk.text
+
+    def _batch(self, inputs: Sequence[Any], output_type: Any, options: Mapping[str, Any]) -> list[Any]:
+        prompts = [self._prompt(item) for item in inputs]
+        return self.generator.batch(prompts, output_type=output_type, return_exceptions=True, **options)
 
     def _prompt(self, model_input: Any) -> Any:
         if isinstance(model_input, Chat):

@@ -164,7 +164,7 @@ def _grammar(spec: Spec) -> str:
             return str(make.grammar_from_lark(spec.source))
         case "llguidance":
             return str(spec.source)
-        case "choice":
+        case _:
             return str(make.grammar_from_lark(f"start: {_any_of(spec.source)}"))
 
 

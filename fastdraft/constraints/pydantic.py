@@ -23,7 +23,8 @@ def schema_of(adapter: TypeAdapter[Any], *, omit_defaults: bool) -> dict[str, An
         omit_defaults: Whether fields with a default may be left out.
     """
     schema = adapter.json_schema(schema_generator=_Reading if omit_defaults else _ReadingAll, mode="validation")
-    return _with_formats(schema)
+    told: dict[str, Any] = _with_formats(schema)
+    return told
 
 
 _MOST_DIGITS = 12
@@ -77,7 +78,9 @@ class _Reading(GenerateJsonSchema):
     def decimal_schema(self, schema: Any) -> dict[str, Any]:
         """A number; pydantic also reads strings, by a pattern that no grammar can follow."""
         bounds = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
-        result = {"type": "number"} | {name: _plain(schema[key]) for key, name in bounds.items() if key in schema}
+        result: dict[str, Any] = {"type": "number"} | {
+            name: _plain(schema[key]) for key, name in bounds.items() if key in schema
+        }
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
         if digits is not None and places is None:
             # So many before the point, and at most the rest behind it.

@@ -115,7 +115,7 @@ def spec_of(constrained: Constrained) -> Spec:
         InvalidConstraintError: As `_read_type`; or options that do not go with the type.
     """
     spec = _read_type(constrained)
-    options = ("max_string", "max_items", "whitespace", "omit_defaults") if spec.kind != "json" else ()
+    options: tuple[str, ...] = ("max_string", "max_items", "whitespace", "omit_defaults") if spec.kind != "json" else ()
     if isinstance(constrained.type, Mapping | Json):
         options = ("omit_defaults",)
     for name in options:

@@ -1,7 +1,8 @@
 """outlines on transformers behind JSON lines, bf16, greedy.
 
 Run with ``python -m tests.benchmarks.servers.serve_outlines TARGET --threads 2``. A request's option ``type`` names one
-of `tests.benchmarks.extractions.TYPES`, ``text`` is the user's message; its ids are not read. ``accepted`` says whether the object is valid.
+of `tests.benchmarks.extractions.TYPES`, ``text`` is the user's message; its ids are not read. ``accepted`` says whether
+the object is valid.
 """
 
 from __future__ import annotations
