@@ -401,7 +401,10 @@ def test_what_a_type_says_of_its_schema_alone_is_enforced_too():
 
 
 def test_a_schema_inside_an_outlines_expression_is_refused():
-    for term in (dsl.String("n: ") + dsl.JsonSchema({"type": "integer", "minimum": 3}), dsl.either(Tagged, "none")):
+    for term in (
+        dsl.String("n: ") + dsl.JsonSchema({"type": "integer", "minimum": 3}),
+        dsl.either(dsl.JsonSchema({"type": "integer"}), "none"),
+    ):
         with pytest.raises(InvalidConstraintError, match="part of an outlines expression"):
             spec(term)
 
