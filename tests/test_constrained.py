@@ -16,6 +16,7 @@ from outlines.types import CFG, Regex
 from fastdraft import (
     ConfigError,
     Constrained,
+    ConstraintDeadEndError,
     DraftModel,
     Generator,
     InvalidConstraintError,
@@ -367,7 +368,8 @@ def test_a_grammar_that_fails_ends_its_own_call_alone(monkeypatch: pytest.Monkey
 
     def mask(self: Any, out_W: Any) -> None:
         seen.append(self)
-        if self is seen[0] and len([one for one in seen if one is self]) > 3:
+        often = [one for one in seen if sum(other is one for other in seen) > 3]
+        if often and self is often[0]:  # the first that is asked for a fourth time
             raise RuntimeError("parser too complex")
         keep(self, out_W)
 
@@ -376,6 +378,8 @@ def test_a_grammar_that_fails_ends_its_own_call_alone(monkeypatch: pytest.Monkey
     outs = generator.batch(
         [PROMPT, PROMPT[::-1]], output_type=Order, temperature=1.5, seed=2, max_tokens=200, return_exceptions=True
     )
-    assert isinstance(outs[0], OutputValidationError) and "too complex" in str(outs[0].__cause__)
-    assert isinstance(outs[1].parsed, Order)
+    (failed,) = [out for out in outs if isinstance(out, OutputValidationError)]
+    assert isinstance(failed.__cause__, ConstraintDeadEndError) and "too complex" in str(failed.__cause__)
+    (other,) = [out for out in outs if out is not failed]
+    assert isinstance(other.parsed, Order)
     assert generator.metrics().free_blocks == generator.metrics().total_blocks
