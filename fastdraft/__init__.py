@@ -19,6 +19,7 @@ from fastdraft.config import (
     SamplingOverrides,
     SamplingParams,
 )
+from fastdraft.constrained import Constrained, Json
 from fastdraft.errors import (
     CacheFullError,
     ConfigError,
@@ -37,10 +38,11 @@ from fastdraft.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from fastdraft.results import Chunk, Completion, Metrics, SourceStats, Stats, TokenLogprob
+from fastdraft.results import Chunk, Completion, Metrics, SourceStats, Stats, TokenLogprob, ToolCall
 from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
+    from fastdraft.constraints.describe import describe
     from fastdraft.generator import Generator
     from fastdraft.memory import MemoryPlan, ModelPlan
     from fastdraft.models.pairing import Pairing
@@ -56,6 +58,7 @@ _LAZY = {
     "ModelPlan": "fastdraft.memory",
     "Pairing": "fastdraft.models.pairing",
     "Stream": "fastdraft.streams",
+    "describe": "fastdraft.constraints.describe",
 }
 
 __all__ = [
@@ -65,6 +68,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "ConfigError",
+    "Constrained",
     "ConstraintDeadEndError",
     "DraftModel",
     "DynamicAlpha",
@@ -75,6 +79,7 @@ __all__ = [
     "GeneratorClosedError",
     "GeneratorConfig",
     "InvalidConstraintError",
+    "Json",
     "MemoryPlan",
     "Metrics",
     "MissingDependencyError",
@@ -94,10 +99,12 @@ __all__ = [
     "Stats",
     "Stream",
     "TokenLogprob",
+    "ToolCall",
     "Trace",
     "TracedRound",
     "UnsupportedModelError",
     "VocabularyMismatchError",
+    "describe",
 ]
 
 

@@ -12,6 +12,7 @@ from fastdraft._log import get_logger
 from fastdraft.aside import aside
 from fastdraft.attention.sdpa import SdpaAttention
 from fastdraft.config import DraftModel, GeneratorConfig, Model, NGram
+from fastdraft.constraints.grammars import Grammars
 from fastdraft.control.costs import Costs, Measured
 from fastdraft.control.plan import AdaptiveController
 from fastdraft.engine import Engine
@@ -90,7 +91,7 @@ def _build(config: GeneratorConfig) -> Built:
     sources: list[Proposer] = []
     for source in config.draft:
         if isinstance(source, NGram):
-            sources.append(NGramProposer(source, runner.device))
+            sources.append(NGramProposer(source, runner.device, tokenizer.get_vocab))
             continue
         draft = drafts[source.name]
         sources.append(
@@ -127,6 +128,7 @@ def _build(config: GeneratorConfig) -> Built:
         sampling=target.sampling,
         sources=tuple(source.name for source in sources),
         label=target.label,
+        grammars=Grammars(tokenizer, vocabulary, eos),
     )
     _log.info("generator_built", target=target.label, sources=intake.sources, kv_tokens=capacity, context=context)
     return Built(engine, intake, {name: draft.pairing for name, draft in drafts.items()})

@@ -15,9 +15,9 @@ __all__ = ["commit", "end"]
 def commit(request: Request, tokens: Sequence[int]) -> int:
     """Appends tokens in order until one of them ends the request; later ones are dropped.
 
-    Each token is appended and detokenised, then checked: end-of-sequence or stop token, stop string, length; a stop at
-    the cap is a stop. What comes after the first stop was never generated: the caller trims KV, log-probabilities and
-    statistics to what is returned.
+    Each token is appended, moves the grammar and is detokenised, then checked: end-of-sequence or stop token, stop
+    string, a grammar that is at its end, length; a stop at the cap is a stop, and so is a whole text. What comes after
+    the first stop was never generated: the caller trims KV, log-probabilities and statistics to what is returned.
 
     Args:
         request: Running.
@@ -31,13 +31,19 @@ def commit(request: Request, tokens: Sequence[int]) -> int:
         if token in request.ends:
             end(request, "stop", token if token in request.params.stop_token_ids else None)
             return kept
+        if request.trail is not None:
+            request.trail.commit(token)
         generated = len(request.tokens) - len(request.prompt)
         found = request.text.push(token, match=generated >= request.params.min_tokens)
         if found is not None:
             end(request, "stop", found)
             return kept
+        if request.trail is not None and request.trail.done:
+            end(request, "stop")
+            return kept
         if request.left <= 0:
-            end(request, "length")
+            is_whole = request.trail is not None and request.trail.exhausted
+            end(request, "stop" if is_whole else "length")
             return kept
     return len(tokens)
 

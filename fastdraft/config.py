@@ -130,7 +130,10 @@ class SamplingParams(_Spec):
     alpha: Alpha = Field(default=1.0, description="Acceptance leniency; 1 is lossless.")
     acceptance_rule: Literal["lenience", "threshold"] = "lenience"
     gamma: int | Literal["auto"] = Field(default="auto", description="Drafted tokens a round; 0 is no drafting.")
-    source: str | None = Field(default=None, description="Draft only from the source of this name.")
+    source: str | None = Field(
+        default=None,
+        description="Draft only from the source of this name; 'forced': only what a grammar leaves no choice.",
+    )
     verification: Literal["auto", "rejection", "invariant"] = "auto"
 
     @field_validator("*", mode="before")
@@ -222,6 +225,9 @@ class CallOptions(SamplingOverrides, total=False):
     """Keywords of one call: what concerns the call itself, and any field of `SamplingParams`.
 
     Attributes:
+        tools: What the model may call: each a dict with ``name``, ``description`` and ``parameters`` (a JSON schema),
+            the same as OpenAI wraps it, or a pydantic model.
+        tool_choice: ``"auto"`` (the model chooses), ``"none"``, ``"required"``, or the name of a tool.
         template_options: Further variables for the chat template.
         fold_system: Merge the system message into the first user turn, for templates that refuse it.
         timeout: Seconds from now, waiting included; the call then ends with what it has and ``timeout``.
@@ -229,6 +235,8 @@ class CallOptions(SamplingOverrides, total=False):
         trace: Keep a record of every round.
     """
 
+    tools: Sequence[Any]
+    tool_choice: str | Mapping[str, Any]
     template_options: Mapping[str, Any] | None
     fold_system: bool
     timeout: float | None
@@ -372,7 +380,8 @@ class NGram(_Spec):
     """Drafts what followed the longest recent match of the last tokens in prompt and output (prompt lookup).
 
     Attributes:
-        min: Shortest match, in tokens.
+        min: Shortest match, in tokens; where it is left out, one word is enough under a grammar, where values stand
+            apart.
         max: Longest match, in tokens.
         name: How results and ``SamplingParams.source`` call it.
     """
@@ -467,6 +476,8 @@ class GeneratorConfig(_Spec):
     @classmethod
     def _names_differ(cls, value: tuple[Source, ...]) -> tuple[Source, ...]:
         names = [source.name for source in value]
+        if "forced" in names:
+            raise ValueError("a source is named 'forced', which is what a grammar's own tokens are called")
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two sources are named {name!r}; give one a name= of its own")

@@ -18,7 +18,7 @@ from fastdraft.control.costs import Forward
 from fastdraft.control.course import Played, Turn
 from fastdraft.control.load import Load
 from fastdraft.control.plan import Controller, Spent
-from fastdraft.errors import ConfigError, FastDraftError, NumericalError, owned
+from fastdraft.errors import ConfigError, ConstraintDeadEndError, FastDraftError, NumericalError, owned
 from fastdraft.models.frequent import Frequencies
 from fastdraft.models.gauge import find_gauge
 from fastdraft.models.runner import Feed, Runner
@@ -27,7 +27,8 @@ from fastdraft.proposers.chain import Chain
 from fastdraft.proposers.draft_model import DraftModelProposer
 from fastdraft.request import Request
 from fastdraft.results import TARGET, Chunk, FinishReason, Metrics
-from fastdraft.round import PLAIN, Draft, Plan
+from fastdraft.round import FORCED, PLAIN, Draft, Plan
+from fastdraft.sampling.mask import forbid
 from fastdraft.sampling.probs import History, probs, scores
 from fastdraft.sampling.verify import verify
 from fastdraft.scheduler import Limits, Scheduler, Work
@@ -83,6 +84,7 @@ class Engine:
         if self.idle:
             self._load.rest()
         request.course = self._controller.start(request.params)
+        request.course.constraint = None if request.spec is None else request.spec.kind
         self.scheduler.waiting.append(request)
 
     @torch.inference_mode()
@@ -96,10 +98,13 @@ class Engine:
         for work in batch:
             if work.request.tally.started is None:
                 work.request.tally.started = started
-        batch, plans = self.scheduler.reserve(batch, self._plan(batch))
+        planned, forced = self._plan(batch)
+        batch, plans = self.scheduler.reserve(batch, planned)
         if not batch:
             return
-        drafts, drafting = self._chain.propose([work.request for work in batch], plans, self._empty)
+        requests = [work.request for work in batch]
+        leads = [forced[r][: p.lead] if p.lead else [] for r, p in zip(requests, plans, strict=True)]
+        drafts, drafting = self._chain.propose(requests, plans, leads, self._empty)
         drafted = time.perf_counter()
         size, logits_RV = self._launch(batch, drafts)
         launched = time.perf_counter()
@@ -113,18 +118,22 @@ class Engine:
         self._controller.observe(played, Spent(size, ended - drafted, drafting))
         self._load.push(started, ended, len(self.everyone()))
 
-    def _plan(self, batch: Sequence[Work]) -> list[Plan]:
-        """A plan for each request; none for prefill chunks."""
+    def _plan(self, batch: Sequence[Work]) -> tuple[list[Plan], dict[Request, list[int]]]:
+        """A plan for each request, none for prefill chunks; and the tokens that grammars force."""
         turns = {}
+        forced: dict[Request, list[int]] = {}
         for i, work in enumerate(batch):
             request = work.request
             if not work.verifies or not self._set_alpha(request):
                 continue
             assert request.course is not None
-            offers = self._chain.offers(request) if request.params.gamma != 0 else []
-            turns[i] = Turn(request.course, offers, request.left, len(request.tokens), request.tally.rounds == 0)
+            drafts = request.params.gamma != 0
+            lead = forced[request] = request.trail.forced() if drafts and request.trail is not None else []
+            offers = self._chain.offers(request, lead) if drafts else []
+            fresh = request.tally.rounds == 0
+            turns[i] = Turn(request.course, offers, request.left, len(request.tokens), fresh, len(lead))
         plans = dict(zip(turns, self._controller.plan(list(turns.values())), strict=True))
-        return [plans.get(i, PLAIN) for i in range(len(batch))]
+        return [plans.get(i, PLAIN) for i in range(len(batch))], forced
 
     def _set_alpha(self, request: Request) -> bool:
         """Tells a call whose alpha follows load how loaded we are; False where its own gauge fails, which ends it."""
@@ -167,52 +176,85 @@ class Engine:
     def _settle(self, rounds: list[Part], logits_RV: Tensor, spent: _Seconds) -> list[Played]:
         """Verifies, commits, trims KV, and tells everyone who waits; returns what control learns from."""
         histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, _, d in rounds]
-        scores_RV = scores(logits_RV, histories)
-        rounds, rows = self._drop_broken(rounds, logits_RV, scores_RV)
+        scores_RV = self._constrain(rounds, scores(logits_RV, histories))
+        rounds, rows, sound = self._drop_broken(rounds, logits_RV, scores_RV)
         if not rounds:
             return []
         if len(rows) < len(scores_RV):
             logits_RV, scores_RV = logits_RV[rows], scores_RV[rows]
+        if any(count <= len(one.draft) for one, count in zip(rounds, sound, strict=True)):
+            scores_RV = torch.where(scores_RV.amax(-1, keepdim=True).isfinite(), scores_RV, 0.0)
         p_RV = probs(scores_RV, [r.warp for r, _, d in rounds for _ in range(len(d) + 1)])
         verdict = verify(p_RV, scores_RV, [trial(r, d) for r, _, d in rounds])
         played = []
         row = 0
-        for one, outcome in zip(rounds, outcomes(rounds, verdict), strict=True):
+        for one, outcome, count in zip(rounds, outcomes(rounds, verdict), sound, strict=True):
             rows_RV = logits_RV[row : row + len(one.draft) + 1]
             row += len(one.draft) + 1
+            dead = outcome.accepted >= count
+            if dead:  # what was verified behind a row that allows nothing is not true
+                outcome = outcome._replace(accepted=count)
             try:
-                played.append(self._conclude(one, outcome, rows_RV, spent))
+                played.append(self._conclude(one, outcome, rows_RV, spent, dead=dead))
             except Exception as error:  # what goes wrong with one request's text is its own
                 self.fail(one.request, owned(error))
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
         return played
 
-    def _drop_broken(self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor) -> tuple[list[Part], list[int]]:
-        """Ends requests that have no finite best score; the rows of the others go on.
+    def _constrain(self, rounds: list[Part], scores_RV: Tensor) -> Tensor:
+        """Scores under each request's grammar, along its draft; the rest stays as it is."""
+        rows: list[int] = []
+        masks: list[Tensor] = []
+        exact: list[bool] = []
+        first = 0
+        for request, _, draft in rounds:
+            count = len(draft) + 1
+            if request.trail is not None:
+                masks.append(request.trail.masks(draft.tokens_G.tolist()))
+                rows += range(first, first + count)
+                assert request.course is not None
+                exact += [request.warp.greedy and request.course.alpha == 1] * count
+            first += count
+        return forbid(scores_RV, rows, torch.cat(masks), exact=exact) if masks else scores_RV
 
-        A drafted token's row counts too: where it is not finite those before it are not either, as attention reads,
-        with weight 0, what stands behind them.
+    def _drop_broken(
+        self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor
+    ) -> tuple[list[Part], list[int], list[int]]:
+        """Ends requests whose logits are not finite, or whose next token has no finite score.
+
+        A drafted token's logits count too: where they are not finite those before it are not either, as attention
+        reads, with weight 0, what stands behind them. A draft that leads where a grammar and bans leave nothing counts
+        only if it is followed.
+
+        Returns:
+            The other requests, their rows, and how many rows of each may be reached, from the first.
         """
         fine = torch.isfinite(scores_RV.amax(-1)).tolist()
         good: list[Part] = []
         rows: list[int] = []
+        sound: list[int] = []
         first = 0
         for one in rounds:
             mine = range(first, first + len(one.draft) + 1)
             first = mine.stop
-            if all(fine[row] for row in mine):
-                good.append(one)
-                rows += mine
-            else:
-                broken = not bool(torch.isfinite(logits_RV[mine.start : mine.stop].amax(-1)).all())
+            count = next((i for i, row in enumerate(mine) if not fine[row]), len(mine))
+            broken = count < len(mine) and not bool(torch.isfinite(logits_RV[mine.start : mine.stop].amax(-1)).all())
+            if broken or not count:
                 self.fail(one.request, _numerical(one.request, broken))
-        return good, rows
+                continue
+            good.append(one)
+            rows += mine
+            sound.append(count)
+        return good, rows, sound
 
-    def _conclude(self, one: Part, outcome: Outcome, rows_RV: Tensor, spent: _Seconds) -> Played:
-        """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it."""
+    def _conclude(self, one: Part, outcome: Outcome, rows_RV: Tensor, spent: _Seconds, *, dead: bool) -> Played:
+        """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it.
+
+        Where nothing may follow the accepted tokens, ``dead``, these stand alone: one of them may have ended the call.
+        """
         request, accepted = one.request, outcome.accepted
         assert request.course is not None
-        tokens = (*outcome.drafted[:accepted], outcome.following)
+        tokens = (*outcome.drafted[:accepted], *(() if dead else (outcome.following,)))
         tokens = tokens[: commit(request, tokens)]
         assert request.table is not None
         request.table.truncate(len(request.tokens) - 1)
@@ -233,8 +275,21 @@ class Engine:
         done = request.finish_reason is not None
         if done:
             self._end(request)
-        drafted = len(outcome.drafted)
-        return Played(request.course, one.plan, drafted, accepted, outcome.chances, outcome.levels, len(tokens), done)
+        elif dead:
+            self.fail(request, _numerical(request, False))
+        forced, forced_kept = outcome.sources.count(FORCED), outcome.sources[:accepted].count(FORCED)
+        return Played(
+            request.course,
+            one.plan,
+            len(outcome.drafted) - forced,
+            accepted - forced_kept,
+            outcome.chances,
+            outcome.levels,
+            len(tokens),
+            done,
+            forced,
+            forced_kept,
+        )
 
     def _sweep(self) -> None:
         """Ends cancelled and late requests before they cost another round."""
@@ -253,6 +308,8 @@ class Engine:
 
     def fail(self, request: Request, error: FastDraftError) -> None:
         """Ends a request with an error."""
+        if isinstance(error, ConstraintDeadEndError):
+            end(request, "stop")  # what it has is shown beside the error
         self._forget(request)
         request.emit(error)
 
@@ -305,11 +362,26 @@ class Engine:
         )
 
 
-def _numerical(request: Request, broken: bool) -> NumericalError:
+def _numerical(request: Request, broken: bool) -> FastDraftError:
     if broken:
         return NumericalError(
             f"{request.model} returned nan or infinite logits after {len(request.tokens)} tokens.",
             hint="Try another dtype, such as float32; float16 overflows on many models.",
+        )
+    if request.trail is not None and (failure := request.trail.error) is not None:
+        if isinstance(failure, FastDraftError):
+            return failure
+        wrapped = ConstraintDeadEndError(
+            f"the grammar cannot go on after {len(request.generated)} tokens: {type(failure).__name__}: {failure}.",
+            hint="Simplify the output type.",
+        )
+        wrapped.__cause__ = failure
+        return wrapped
+    if request.trail is not None:
+        return ConstraintDeadEndError(
+            f"after {len(request.generated)} tokens the grammar, logit_bias, min_tokens and stop ids together leave no "
+            "token that may follow.",
+            hint="Ban fewer tokens, or lower min_tokens.",
         )
     return NumericalError(
         "logit_bias, penalties, min_tokens and stop ids leave no token with a finite score.",

@@ -197,18 +197,21 @@ class Generator:
         Args:
             prompt: Raw text (no template; it may hold control tokens), chat messages, or token ids.
             params: Sampling and stopping; ``options`` win, the generator's defaults and the model's own come after.
-            output_type: The type of the answer; not supported by models yet, refused with `InvalidConstraintError`.
-            **options: `CallOptions`: ``template_options``, ``fold_system``, ``timeout``, ``request_id``, ``trace``,
-                and any field of `SamplingParams`.
+            output_type: What the answer must be: see `Constrained.type`, or a `Constrained` itself.
+            **options: `CallOptions`: ``tools``, ``tool_choice``, ``template_options``, ``fold_system``, ``timeout``,
+                ``request_id``, ``trace``, and any field of `SamplingParams`.
 
         Raises:
             ConfigError: A parameter or prompt that cannot be used.
             PromptTooLongError: Longer than the context or than KV can ever hold.
             QueueFullError: Too many calls wait.
             GeneratorClosedError: After `close`.
+            InvalidConstraintError: An output type that cannot be enforced.
+            OutputValidationError: The call ended without a valid value of its output type.
             EngineFailedError: A round failed; its cause is attached.
         """
-        with self.stream(prompt, params, output_type=output_type, **options) as stream:
+        self._check_process()
+        with self._submit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0] as stream:
             return stream.completion
 
     @overload
@@ -248,7 +251,7 @@ class Generator:
     ) -> Stream[Any]:
         """`generate`, chunk by chunk; what can be refused is refused here, before the first chunk."""
         self._check_process()
-        return self._submit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0]
+        return self._submit([_once(self._intake.request(prompt, params, Ask.divide(output_type, options)))])[0]
 
     @overload
     def batch(
@@ -293,7 +296,7 @@ class Generator:
             n: Samples a prompt; sample i of a seeded call uses a seed derived from it, sample 0 the seed itself.
             return_exceptions: Put errors into the list instead of raising the first.
             progress: Show a bar.
-            output_type: As in `generate`.
+            output_type: As in `generate`, or a list with one a prompt (a list of strings is a choice for all).
             **options: As in `generate`.
 
         Returns:
@@ -352,7 +355,12 @@ class Generator:
         **options: Unpack[CallOptions],
     ) -> Completion[Any]:
         """`generate` for an event loop; cancelling the task cancels the call."""
-        async with self.astream(prompt, params, output_type=output_type, **options) as stream:
+        self._check_process()
+        ask = Ask.divide(output_type, options)
+        # A grammar is compiled where it keeps nobody waiting.
+        make = self._intake.request
+        request = await asyncio.to_thread(make, prompt, params, ask) if ask.compiles else make(prompt, params, ask)
+        async with self._asubmit([request])[0] as stream:
             return await stream.result()
 
     def astream(
@@ -365,7 +373,7 @@ class Generator:
     ) -> AsyncStream[Any]:
         """`stream` for the running event loop; not a coroutine: what can be refused is refused here."""
         self._check_process()
-        return self._asubmit([self._intake.request(prompt, params, Ask.divide(output_type, options))])[0]
+        return self._asubmit([_once(self._intake.request(prompt, params, Ask.divide(output_type, options)))])[0]
 
     @overload
     async def abatch(
@@ -403,7 +411,9 @@ class Generator:
         **options: Unpack[CallOptions],
     ) -> list[Any]:
         """`batch` for an event loop."""
-        asked = self._ask_all(prompts, params, n, return_exceptions, Ask.divide(output_type, options))
+        ask = Ask.divide(output_type, options)
+        every = (prompts, params, n, return_exceptions, ask)
+        asked = await asyncio.to_thread(self._ask_all, *every) if ask.compiles else self._ask_all(*every)
         streams = self._asubmit([a for a in asked if isinstance(a, Request)])
         left = iter(streams)
         results: list[Any] = []
@@ -443,10 +453,11 @@ class Generator:
         if len(each) != len(prompts):
             raise ConfigError(f"{len(each)} params for {len(prompts)} prompts; pass one for all, or one a prompt.")
         asked: list[Request | FastDraftError] = []
-        for index, (prompt, mine) in enumerate(zip(prompts, each, strict=True)):
+        asks = ask.spread(len(prompts))
+        for index, (prompt, mine, own) in enumerate(zip(prompts, each, asks, strict=True)):
             for sample in range(n):
                 try:
-                    asked.append(self._intake.request(prompt, mine, ask.numbered(index, len(prompts)), sample=sample))
+                    asked.append(self._intake.request(prompt, mine, own, sample=sample))
                 except FastDraftError as error:
                     named = type(error)(f"prompt {index} of the batch: {error}")
                     named.hint = error.hint
@@ -460,7 +471,7 @@ class Generator:
         for request in requests:
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
             request.emit = events.put
-            streams.append(Stream[Any](request, self, events))
+            streams.append(Stream[Any](request, self, events, self._again))
         self._worker.submit(requests)
         return streams
 
@@ -470,9 +481,15 @@ class Generator:
         for request in requests:
             events: asyncio.Queue[Event] = asyncio.Queue()
             request.emit = async_emitter(loop, events)
-            streams.append(AsyncStream[Any](request, self, events))
+            streams.append(AsyncStream[Any](request, self, events, self._again))
         self._worker.submit(requests)
         return streams
+
+    def _again(self, request: Request, attempt: int) -> Request:
+        """Submits a call once more, to whoever waits for it."""
+        another = self._intake.again(request, attempt)
+        self._worker.submit([another])
+        return another
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -510,6 +527,20 @@ class Generator:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose(drain=error is None)
+
+
+def _once(request: Request) -> Request:
+    """A request whose chunks are handed out as they come.
+
+    Raises:
+        ConfigError: It may be tried again.
+    """
+    if request.spec is not None and request.spec.retries:
+        raise ConfigError(
+            f"retries={request.spec.retries} in a stream, which cannot take back what it handed out.",
+            hint="Use generate, or leave retries out.",
+        )
+    return request
 
 
 def _without_taken(config: GeneratorConfig) -> GeneratorConfig:

@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastdraft.config import Prompt, SamplingParams
-from fastdraft.errors import ConfigError, InvalidConstraintError, PromptTooLongError
+from fastdraft.constraints.grammars import Grammars
+from fastdraft.constraints.tools import Tool, asked_spec, describe_tools, is_wrapped, read_tools
+from fastdraft.constraints.trail import Trail
+from fastdraft.constraints.types import Spec, one_each
+from fastdraft.errors import ConfigError, PromptTooLongError
 from fastdraft.precedence import check_names, resolve_params
 from fastdraft.prompt import PromptEncoder
 from fastdraft.request import Event, Request, Tally
+from fastdraft.round import FORCED
 from fastdraft.sampling.noise import derive_seed, new_seed
 from fastdraft.sampling.probs import Warp
 from fastdraft.text import TextStream
 
 __all__ = ["Ask", "Intake"]
 
-_CALL = ("template_options", "fold_system", "timeout", "request_id", "trace")
+_CALL = ("tools", "tool_choice", "template_options", "fold_system", "timeout", "request_id", "trace")
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call's keywords, divided; see `fastdraft.config.CallOptions`."""
+    """One call's keywords, divided; see `fastdraft.config.CallOptions`.
+
+    Attributes:
+        known: What was made of each output type so far; shared by all prompts of a batch.
+    """
 
     output_type: Any = None
+    tools: Sequence[Any] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
     template_options: Mapping[str, Any] | None = None
     fold_system: bool = False
     timeout: float | None = None
     request_id: str | None = None
     trace: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    known: dict[int, tuple[tuple[Tool, ...], Spec | None]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def divide(cls, output_type: Any, options: Mapping[str, Any]) -> Ask:
@@ -58,11 +70,22 @@ class Ask:
             if not isinstance(value, bool):
                 raise ConfigError(f"{name} is {value!r}, expected True or False.")
 
-    def numbered(self, index: int, count: int) -> Ask:
-        """The same for one of several prompts: a request id of its own."""
-        if self.request_id is None or count == 1:
-            return self
-        return replace(self, request_id=f"{self.request_id}-{index}")
+    @property
+    def compiles(self) -> bool:
+        """Whether a grammar may have to be compiled, which takes a while."""
+        return self.output_type is not None or bool(self.tools)
+
+    def spread(self, count: int) -> list[Ask]:
+        """The same for each of several prompts: a request id of its own, and its output type.
+
+        Raises:
+            ConfigError: Another number of output types than of prompts.
+        """
+        types, name = one_each(self.output_type, count), self.request_id
+        return [
+            replace(self, output_type=own, request_id=f"{name}-{index}" if name and count > 1 else name)
+            for index, own in enumerate(types)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +103,7 @@ class Intake:
         sampling: The model's own, under our names.
         sources: Names of the draft sources.
         label: ``id@revision`` of the target.
+        grammars: Compiled for the target's tokenizer.
     """
 
     tokenizer: Any
@@ -92,6 +116,7 @@ class Intake:
     sampling: Mapping[str, Any]
     sources: tuple[str, ...]
     label: str
+    grammars: Grammars
 
     def request(
         self,
@@ -112,18 +137,30 @@ class Intake:
         Raises:
             ConfigError: A parameter or prompt that cannot be used.
             PromptTooLongError: Longer than the context, or than KV can ever hold.
-            InvalidConstraintError: An output type; they are not supported yet.
+            InvalidConstraintError: An output type that cannot be enforced.
         """
         arrived = time.perf_counter()
-        if ask.output_type is not None:
-            raise InvalidConstraintError(
-                f"output_type={ask.output_type!r} was given, but this version cannot constrain its output.",
-                hint="Leave output_type out and parse the text; see the changelog for when it comes.",
-            )
         resolved = resolve_params(params, ask.overrides, defaults=self.defaults, model=self.sampling)
         self._check(resolved)
-        ids = self.encoder.encode(prompt, template_options=ask.template_options, fold_system=ask.fold_system)
+        tools, spec = self._wanted(ask)
+        told = tools if ask.tool_choice != "none" else ()
+        ids = self.encoder.encode(
+            prompt,
+            template_options=ask.template_options,
+            fold_system=ask.fold_system,
+            tools=[tool.for_template() for tool in told],
+            without=describe_tools(told),
+        )
         self._check_length(len(ids))
+        ends = frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else frozenset(self.eos))
+        if spec is not None and spec.retries and resolved.temperature == 0:
+            raise ConfigError(
+                f"retries={spec.retries} at temperature 0 would write the same text again.",
+                hint="Set a temperature, or leave retries out.",
+            )
+        # The last token of an output is never fed, so it needs neither a position nor a slot.
+        limit = min(len(ids) + resolved.max_tokens, min(self.context, self.capacity) + 1)
+        trail = None if spec is None else self._trail(spec, ends, limit - len(ids))
         seed = derive_seed(new_seed() if resolved.seed is None else resolved.seed, sample)
         if resolved.seed is not None:  # so that a sample can be repeated by itself
             resolved = resolved.model_copy(update={"seed": seed})
@@ -134,19 +171,53 @@ class Intake:
             params=resolved,
             warp=Warp.compile(resolved, self.eos, self.vocabulary),
             seed=seed,
-            # The last token of an output is never fed, so it needs neither a position nor a slot.
-            limit=min(len(ids) + resolved.max_tokens, min(self.context, self.capacity) + 1),
-            ends=frozenset(resolved.stop_token_ids) | (frozenset() if resolved.ignore_eos else frozenset(self.eos)),
+            limit=limit,
+            ends=ends,
             text=TextStream(self.tokenizer, ids, resolved.stop),
             decode=lambda token: str(self.tokenizer.decode([token])),
             emit=_unheard,
-            speculation=self._speculation(resolved),
+            speculation=self._speculation(resolved, constrained=spec is not None),
             model=self.label,
             tally=Tally(arrived),
             deadline=None if ask.timeout is None else arrived + ask.timeout,
             logprobs=None if resolved.logprobs is None else [],
             rounds=[] if ask.trace else None,
+            trail=trail,
+            spec=spec,
         )
+
+    def again(self, request: Request, attempt: int) -> Request:
+        """The same call once more with a seed of its own, for an output that was not valid."""
+        assert request.spec is not None
+        seed = derive_seed(request.seed, -attempt)  # samples of a prompt have the indices above 0
+        params = request.params
+        return replace(
+            request,
+            params=params if params.seed is None else params.model_copy(update={"seed": seed}),
+            seed=seed,
+            text=TextStream(self.tokenizer, request.prompt, params.stop),
+            tally=Tally(time.perf_counter()),
+            logprobs=None if request.logprobs is None else [],
+            rounds=None if request.rounds is None else [],
+            trail=self._trail(request.spec, request.ends, request.limit - len(request.prompt)),
+            table=None,
+            course=None,
+            finish_reason=None,
+            stop_reason=None,
+        )
+
+    def _wanted(self, ask: Ask) -> tuple[tuple[Tool, ...], Spec | None]:
+        """The tools of a call and what its output must be: read once for all prompts and samples that share them."""
+        key = id(ask.output_type)
+        if key not in ask.known:
+            tools = read_tools(ask.tools)
+            wrapped = is_wrapped(self.encoder.template(ask.template_options))
+            ask.known[key] = tools, asked_spec(ask.output_type, tools, ask.tool_choice, wrapped=wrapped)
+        return ask.known[key]
+
+    def _trail(self, spec: Spec, ends: frozenset[int], budget: int) -> Trail:
+        closing = self.grammars.closing if spec.closes else None
+        return Trail(self.grammars.start(spec), self.vocabulary, ends, closing=closing, budget=budget)
 
     def _check(self, params: SamplingParams) -> None:
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
@@ -155,8 +226,9 @@ class Intake:
                     raise ConfigError(
                         f"{name} names token id {token}, outside the vocabulary (0 .. {self.vocabulary - 1})."
                     )
-        if params.source is not None and params.source not in self.sources:
-            known = ", ".join(map(repr, self.sources)) or "none"
+        sources = (*self.sources, FORCED)
+        if params.source is not None and params.source not in sources:
+            known = ", ".join(map(repr, sources))
             raise ConfigError(f"source is {params.source!r}, but the generator's sources are: {known}.")
 
     def _check_length(self, length: int) -> None:
@@ -171,8 +243,8 @@ class Intake:
                 hint="Raise kv_memory.",
             )
 
-    def _speculation(self, params: SamplingParams) -> str:
-        if not self.sources:
+    def _speculation(self, params: SamplingParams, *, constrained: bool) -> str:
+        if not self.sources and not constrained:
             return "off: no draft source"
         return "off: gamma is 0" if params.gamma == 0 else "on"
 

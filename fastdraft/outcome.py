@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastdraft.request import Request
 from fastdraft.results import TokenLogprob
-from fastdraft.round import Draft, Plan, Verdict
+from fastdraft.round import FORCED, Draft, Plan, Verdict
 from fastdraft.sampling.probs import logprobs
 from fastdraft.sampling.verify import Trial
 
@@ -38,9 +38,9 @@ class Outcome(NamedTuple):
         accepted: How many of them, from the first, are kept.
         following: The target's own token after them.
         distortion_G: Of each position; stays on the device.
-        chances: How likely each reached position was to be accepted.
-        levels: How sure the source was of each reached position, and of the one at which it stopped, if that was
-            reached; empty where it doesn't say.
+        chances: How likely each reached position of the source itself was to be accepted; forced ones are not its.
+        levels: How sure the source was of each of them, and of the one at which it stopped, if that was reached; empty
+            where it doesn't say.
     """
 
     drafted: tuple[int, ...]
@@ -62,16 +62,17 @@ def outcomes(rounds: Sequence[Part], verdict: Verdict) -> Iterator[Outcome]:
     drafted = [tuple(islice(ids, len(d))) for _, _, d in rounds]
     for b, (_, _, draft) in enumerate(rounds):
         reached = min(accepted[b] + 1, len(draft))
+        own = [i for i, source in enumerate(draft.sources[:reached]) if source != FORCED]
         sure = [] if draft.levels_L is None else list(islice(ids, len(draft.levels_L)))
         if accepted[b] < len(draft):
-            sure = sure[:reached]
+            sure = sure[: len(own)]
         yield Outcome(
             drafted[b],
             draft.sources,
             accepted[b],
             following[b],
             verdict.distortion_BG[b],
-            chances[b][:reached],
+            [chances[b][i] for i in own],
             sure,
         )
 

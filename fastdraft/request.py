@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastdraft.config import SamplingParams
 from fastdraft.results import Chunk, Completion, FinishReason, SourceStats, Stats, TokenLogprob
+from fastdraft.round import FORCED
 from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
+    from fastdraft.constraints.trail import Trail
+    from fastdraft.constraints.types import Spec
     from fastdraft.control.course import Course
     from fastdraft.kv.table import Table
     from fastdraft.sampling.probs import Warp
@@ -42,6 +45,7 @@ class Tally:
     distortion: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    constraint_seconds: float = 0.0
 
     def add(self, sources: tuple[str, ...], kept: int, alpha: float, distortion: float) -> None:
         """Adds a round: the source of each drafted token, and how many of them stand in the output."""
@@ -88,6 +92,8 @@ class Tally:
             tokens_per_second=rate,
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,
+            constraint_seconds=self.constraint_seconds,
+            forced_tokens=self.accepted.get(FORCED, 0),
             speculation=speculation,
         )
 
@@ -113,6 +119,8 @@ class Request:
         course: What control knows of it, from the moment the engine has it.
         cancelled: Set by any thread; honoured before the next round.
         rounds: Traced rounds where a trace was asked for.
+        trail: Its grammar, at the committed tokens; only `fastdraft.commit` moves it for good.
+        spec: What its output must be; whoever waits for it parses its text by that.
     """
 
     id: str
@@ -131,6 +139,8 @@ class Request:
     deadline: float | None = None
     logprobs: list[TokenLogprob] | None = None
     rounds: list[TracedRound] | None = None
+    trail: Trail | None = None
+    spec: Spec | None = None
     table: Table | None = None
     course: Course | None = None
     cancelled: bool = False
@@ -151,6 +161,11 @@ class Request:
         """Tokens it may still generate."""
         return self.limit - len(self.tokens)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its text may end where it does, by its grammar."""
+        return self.trail is None or self.trail.whole
+
     def completion(self) -> Completion[None]:
         """What it gives back; it has ended."""
         assert self.finish_reason is not None
@@ -159,6 +174,8 @@ class Request:
             speculation = "off: drafts cost more than they gain"
         elif speculation == "on" and not self.tally.drafted:
             speculation = "off: no source had a draft"
+        if self.trail is not None:
+            self.tally.constraint_seconds = self.trail.seconds
         stats = self.tally.freeze(len(self.tokens) - len(self.prompt), speculation)
         return Completion(
             text=self.text.text,

@@ -11,7 +11,7 @@ from fastdraft.config import SamplingParams
 if TYPE_CHECKING:
     from fastdraft.trace import Trace
 
-__all__ = ["Chunk", "Completion", "FinishReason", "Metrics", "SourceStats", "Stats", "TokenLogprob"]
+__all__ = ["Chunk", "Completion", "FinishReason", "Metrics", "SourceStats", "Stats", "TokenLogprob", "ToolCall"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -76,7 +76,8 @@ class Stats:
         accepted_tokens: Of these, tokens kept in the output.
         accepted_per_position: How often the draft's 1st, 2nd, ... token was kept.
         by_source: The same by the name of the source.
-        forced_tokens: Of the output, tokens a grammar left no choice for.
+        forced_tokens: Of the output, tokens that a grammar proposed because they spell what must come; nothing drafted
+            them.
         prefix_tokens: Prompt tokens whose KV was reused.
         gammas: Draft length of each round.
         alphas: Acceptance leniency of each round.
@@ -129,6 +130,23 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool.
+
+    Attributes:
+        id: Made up, for the answer to refer to.
+        name: Of the tool.
+        arguments: As JSON reads them, valid against the tool's parameters.
+        parsed: The arguments as the tool's type, where the tool was given as a pydantic model; else the same.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    parsed: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Completion(Generic[T_co]):
     """The finished answer.
 
@@ -136,8 +154,8 @@ class Completion(Generic[T_co]):
         text: The answer without stop string, end-of-sequence and stop tokens.
         token_ids: All generated tokens; they end with the end-of-sequence or stop token that ended the call.
         parsed: The validated value where an output type was given, else None.
-        tool_calls: Calls of the tools given; empty without tools.
-        finish_reason: ``stop``, ``length``, ``timeout`` or ``cancelled``.
+        tool_calls: Calls of the tools given, which stand in ``text`` too; empty without tools.
+        finish_reason: ``stop``, ``length``, ``tool_calls``, ``timeout`` or ``cancelled``.
         stop_reason: The stop string or stop token id that ended the call, else None.
         lossless: What the settings promise: alpha 1 under lenience, or nothing was drafted.
         params: The parameters as resolved.
@@ -164,7 +182,7 @@ class Completion(Generic[T_co]):
     model: str
     request_id: str
     trace: Trace | None = None
-    tool_calls: tuple[Any, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PLAIN", "Draft", "Plan", "Rows", "Stop", "Verdict"]
+__all__ = ["FORCED", "PLAIN", "Draft", "Plan", "Rows", "Stop", "Verdict"]
+
+FORCED = "forced"  # the source of tokens that a grammar proposes, because they spell what must come
 
 
 class Stop(NamedTuple):
@@ -32,11 +34,12 @@ class Stop(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """At most ``gamma`` tokens from ``source``; no tokens is plain decoding."""
+    """At most ``gamma`` tokens from ``source``, behind at most ``lead`` forced ones; none of both is plain decoding."""
 
     source: str
     gamma: int
     stop: Stop | None = None
+    lead: int = 0
 
 
 PLAIN = Plan("", 0)
@@ -51,8 +54,8 @@ class Draft:
         sources: The source of each token.
         q_SV: The exact distribution each sampled token was drawn from; None when all tokens are point masses.
         sampled: Positions (0 .. G-1, ascending) that the rows of ``q_SV`` belong to; the rest are point masses.
-        levels_L: How sure the source was of each position, int64 on the model's device, as `fastdraft.control.gamma`
-            divides it; one more than there are tokens where drafting stopped short. None where it doesn't say.
+        levels_L: How sure the source was of each position that no grammar forced, int64 on the model's device, as
+            `fastdraft.control.gamma` divides it; one more where drafting stopped short. None where it doesn't say.
     """
 
     tokens_G: Tensor
@@ -70,7 +73,7 @@ class Draft:
             return self
         sampled = tuple(i for i in self.sampled if i < n)
         q_SV = self.q_SV[: len(sampled)] if self.q_SV is not None and sampled else None
-        levels_L = None if self.levels_L is None else self.levels_L[:n]
+        levels_L = None if self.levels_L is None else self.levels_L[: n - self.sources[:n].count(FORCED)]
         return Draft(self.tokens_G[:n], self.sources[:n], q_SV, sampled, levels_L)
 
 

@@ -108,9 +108,9 @@ class Scheduler:
             need = table.length + work.feeds
             while work.request.table is not None:
                 try:
-                    self._runner.reserve(table, need + plan.gamma)
+                    self._runner.reserve(table, need + plan.lead + plan.gamma)
                 except CacheFullError:
-                    if plan.gamma:
+                    if plan.gamma or plan.lead:
                         plan = PLAIN
                     elif len(self.running) > 1:
                         self.preempt(self.running[-1])  # itself, where it is the youngest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import re
 import threading
 import time
@@ -16,17 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from pydantic import PydanticUserError, TypeAdapter
-from pydantic.errors import PydanticUndefinedAnnotation
+from pydantic import TypeAdapter
 
 from fastdraft.config import CallOptions, Prompt, SamplingParams
-from fastdraft.errors import (
-    ConfigError,
-    FastDraftError,
-    GeneratorClosedError,
-    InvalidConstraintError,
-    OutputValidationError,
-)
+from fastdraft.constraints.tools import asked_spec, read_tools
+from fastdraft.constraints.types import Spec, one_each
+from fastdraft.errors import ConfigError, FastDraftError, GeneratorClosedError
 from fastdraft.precedence import resolve_params
 from fastdraft.prompt.messages import check_ids, read_items, read_messages, refuse_surrogates
 from fastdraft.results import TARGET, Chunk, Completion, FinishReason, Metrics, Stats, TokenLogprob
@@ -58,6 +52,12 @@ class ScriptedCall:
     timeout: float | None = None
     request_id: str | None = None
     trace: bool = False
+    tools: Sequence[Any] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
+
+    def spec(self, *, wrapped: bool) -> Spec | None:
+        """What its output must be."""
+        return asked_spec(self.output_type, read_tools(self.tools), self.tool_choice, wrapped=wrapped)
 
 
 class _Script:
@@ -65,6 +65,8 @@ class _Script:
 
     def __init__(self, call: ScriptedCall, text: str, chunk_size: int | None, delay: float) -> None:
         self.id, self.cancelled = call.request_id or "", False
+        self.spec = call.spec(wrapped="<tool_call>" in text)
+        self.is_whole = True  # nobody knows of a script
         self._call = call
         self._steps, self._stop_reason = _cut(text, call, chunk_size, delay)
         self._read: list[Chunk] = []
@@ -91,11 +93,11 @@ class _Script:
         self._read.append(Chunk(finish_reason="cancelled") if self.cancelled else self._steps[len(self._read)][1])
         return self._read[-1]
 
-    def _outcome(self, reason: FinishReason) -> Completion[Any] | OutputValidationError:
+    def _outcome(self, reason: FinishReason) -> Completion[Any]:
         call, chunks = self._call, self._read
         tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
         rounds = [TracedRound((), (), 0, c.token_ids, c.origins, 0.0, 0.0) for c in chunks if c.token_ids]
-        completion = Completion(
+        return Completion(
             text="".join(chunk.text for chunk in chunks),
             token_ids=tokens,
             parsed=None,
@@ -111,15 +113,6 @@ class _Script:
             request_id=self.id,
             trace=Trace(tuple(rounds)) if call.trace else None,
         )
-        if reason == "cancelled":
-            return completion
-        try:
-            return replace(completion, parsed=_parser(call.output_type)(completion.text))
-        except ValueError as error:
-            message = f"the reply ended with {reason!r} and is no valid value of the output type: {error}"
-            refusal = OutputValidationError(message, completion=completion)
-            refusal.__cause__ = error
-            return refusal
 
 
 class _AsyncScript(_Script):
@@ -134,7 +127,8 @@ class ScriptedGenerator(_Surface):
     Prompts, parameters and output types are checked, and errors come, as from a `Generator`; a call that fails
     a check is not in ``calls``. A token is a word with the space before it; its id is made up, but always the
     same. ``max_tokens``, ``min_tokens``, ``stop``, ``logprobs`` (all 0.0) and ``timeout`` act, the rest is
-    recorded. Time is counted in delays, so that a timeout always falls on the same chunk.
+    recorded; each reply is judged once, without ``retries``. Time is counted in delays, so that a timeout always
+    falls on the same chunk.
 
     Args:
         replies: One reply for every call; a sequence, served in order to the calls that ``errors`` spares; a
@@ -307,8 +301,8 @@ class ScriptedGenerator(_Surface):
         overrides = {name: value for name, value in options.items() if name not in _OWN}
         resolved = resolve_params(params, overrides, defaults=SamplingParams(), model={})
         _read_prompt(prompt)
-        _parser(output_type)
         call = ScriptedCall(copy.deepcopy(prompt), resolved, output_type, **own)  # a chat's history grows later
+        call.spec(wrapped=True)
         if call.timeout is not None and not call.timeout > 0:
             raise ConfigError(f"timeout is {call.timeout!r}, expected seconds > 0 or None.")
         return call
@@ -326,9 +320,10 @@ class ScriptedGenerator(_Surface):
         if len(each) != len(prompts):
             raise ConfigError(f"{len(each)} params for {len(prompts)} prompts; pass one for all, or one a prompt.")
         calls: list[ScriptedCall | FastDraftError] = []
-        for index, (prompt, mine) in enumerate(zip(prompts, each, strict=True)):
+        types = one_each(output_type, len(prompts))
+        for index, (prompt, mine, own) in enumerate(zip(prompts, each, types, strict=True)):
             try:
-                call = self._check(prompt, mine, output_type, options)
+                call = self._check(prompt, mine, own, options)
             except FastDraftError as error:
                 named = type(error)(f"prompt {index} of the batch: {error}")
                 if not keep:
@@ -373,19 +368,6 @@ def _choose(replies: Any, prompt: Prompt, turn: int) -> Any:
             raise ConfigError(f"no reply left: {len(replies)} were served.", hint="Script more replies.")
         return replies[turn]
     return replies(prompt) if callable(replies) else replies
-
-
-def _parser(output_type: Any) -> Callable[[str], Any]:
-    if output_type is None:
-        return lambda text: None
-    if isinstance(output_type, Mapping):
-        return json.loads
-    try:
-        adapter = TypeAdapter(output_type)
-        adapter.rebuild(raise_errors=True)  # a name that nothing defines is only found now
-    except (PydanticUserError, PydanticUndefinedAnnotation, SyntaxError) as error:
-        raise InvalidConstraintError(f"output_type {output_type!r} cannot be read from JSON: {error}") from error
-    return adapter.validate_json
 
 
 def _read_prompt(prompt: Any) -> tuple[Any, int]:

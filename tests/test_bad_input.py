@@ -178,7 +178,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[FastDraftError], tuple[str, ...]]]
     "request_id": ({"request_id": ""}, ConfigError, ("request_id", "''", "non-empty")),
     "template_options for text": ({"template_options": {"a": 1}}, ConfigError, ("template_options", "messages")),
     "params of a dict": ({"params": {"max_tokens": 4}}, ConfigError, ("params", "dict", "SamplingParams(...)")),
-    "output_type": ({"output_type": int}, InvalidConstraintError, ("output_type", "int", "Leave output_type out")),
+    "output_type": ({"output_type": object()}, InvalidConstraintError, ("output_type", "object", "Pass a type")),
+    "tools": ({"tools": "weather"}, ConfigError, ("tools", "str", "a list of tools")),
+    "tool_choice": ({"tool_choice": "required"}, ConfigError, ("tool_choice", "'required'", "no tools")),
 }
 
 

@@ -167,6 +167,6 @@ def test_the_report_is_json_and_a_picture(report: BenchReport, tmp_path: Path):
 def test_without_matplotlib_it_says_what_to_install(
     report: BenchReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
     with pytest.raises(MissingDependencyError, match=r"fastdraft\[plot\]"):
         plot(report, tmp_path / "rates.png")

@@ -67,3 +67,38 @@ def test_batch():
         first, second = re.findall(rf"^{topic}, sample \d .*?: (.*)$", printed, re.MULTILINE)
         assert first != second
     assert "the same seed gave the same answers: True" in printed
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_json_extraction():
+    printed = run("json_extraction")
+    assert "Order(customer=" in printed
+    tokens, rounds, forced = map(int, re.search(r"(\d+) tokens in (\d+) rounds; (\d+) left", printed).groups())
+    assert rounds < tokens and forced > 10
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_pattern():
+    printed = run("pattern")
+    assert re.search(r"^a date: (19|20)\d\d-\d\d-\d\d$", printed, re.M)
+    assert re.search(r"^a mood: (good|bad)$", printed, re.M)
+
+
+def test_no_example_hides_a_module():
+    """A script's folder comes first on the path: an example named regex would be what transformers imports as regex."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n)))"]
+        + [path.stem for path in EXAMPLES.glob("*.py")],
+        cwd=os.sep,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    assert found.stdout.split() == []
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_tools():
+    printed = run("tools")
+    assert "Weather({" in printed or "convert({" in printed
+    assert "left no choice" in printed

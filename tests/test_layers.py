@@ -31,7 +31,7 @@ LAYERS = (
     ("request",),
     ("sampling", "control", "constraints", "prompt", "text", "kv", "kv.pool", "kv.table"),
     ("round", "results", "trace", "metrics", "precedence", "workload"),
-    ("config",),
+    ("config", "constrained"),
     ("errors", "_log", "aside"),
 )
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -40,8 +40,8 @@ FOLDERS = ("kv",)  # whose files stand on different levels, so that each is name
 NO_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 
 TORCH_FREE = {
-    *("", "errors", "_log", "aside", "config", "results", "round", "trace", "precedence", "kv", "kv.pool", "kv.table"),
-    *("request", "control", "testing", "workload", "forecast"),
+    *("", "errors", "_log", "aside", "config", "constrained", "results", "round", "trace", "precedence"),
+    *("kv", "kv.pool", "kv.table", "request", "control", "testing", "workload", "forecast"),
 }
 HEAVY = {"torch", "transformers"}
 

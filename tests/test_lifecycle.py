@@ -43,7 +43,7 @@ def no_thread_stays() -> Iterator[None]:
     before = workers()
     yield
     gc.collect()
-    assert workers() == before
+    assert {*workers()} <= {*before}  # of an earlier file's, some may end only now
 
 
 @pytest.fixture(scope="module")

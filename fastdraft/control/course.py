@@ -66,10 +66,12 @@ class Course:
         elapsed: Seconds of its rounds so far, its share of those in which others took part.
         lost: Of these, seconds that drafts have cost and not earned back; negative where they have earned more.
         tokens: Tokens so far.
+        constraint: What kind of grammar it has; None where its output is free.
     """
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
+        self.constraint: str | None = None
         greedy = params.temperature == 0
         self.kind = "greedy" if greedy else "invariant" if params.invariant else "rejection"
         self.leniency = Leniency(params.alpha) if isinstance(params.alpha, DynamicAlpha) else None
@@ -102,7 +104,7 @@ class Course:
 
     def key(self, source: str, found: str) -> Key:
         """What the acceptance of a source's draft belongs to."""
-        return Key(source, found, self._bucket, self.kind, self._alpha)
+        return Key(source, found, self._bucket, self.kind, self._alpha, self.constraint)
 
     def lean(self, source: str) -> Lean:
         """How this call's acceptance of a source differs from other calls'."""
@@ -120,6 +122,7 @@ class Turn(NamedTuple):
         left: Tokens it may still generate.
         context: Its committed tokens.
         fresh: Whether this is its first round.
+        lead: Tokens that its grammar forces, and that lead every draft.
     """
 
     course: Course
@@ -127,6 +130,7 @@ class Turn(NamedTuple):
     left: int
     context: int
     fresh: bool
+    lead: int = 0
 
 
 class Played(NamedTuple):
@@ -135,12 +139,14 @@ class Played(NamedTuple):
     Attributes:
         course: Its state.
         plan: What was planned.
-        drafted: Tokens drafted.
+        drafted: Tokens that the source drafted.
         accepted: Of these, accepted.
         chances: How likely each reached position was to be accepted, from the first.
         levels: How sure the source was of each position; see `fastdraft.control.gamma.Acceptance.observe`.
         tokens: Tokens the round gave.
         done: Whether the call ended with it.
+        forced: Tokens that a grammar proposed.
+        forced_kept: Of these, accepted.
     """
 
     course: Course
@@ -151,3 +157,5 @@ class Played(NamedTuple):
     levels: Sequence[int]
     tokens: int
     done: bool
+    forced: int = 0
+    forced_kept: int = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from fastdraft.config import SamplingParams
 from fastdraft.control.costs import Costs, Forward
@@ -146,20 +146,29 @@ class AdaptiveController:
     def _choose(self, turn: Turn, prices: _Prices) -> Plan:
         course, wanted = turn.course, turn.course.params.gamma
         course.asked, course.probing = None, False
-        room = turn.left - 1
+        # What a grammar forces is nearly certain and costs no draft: it leads, and what a source adds stands behind it.
+        turn = turn._replace(lead=min(turn.lead, turn.left - 1, MOST if wanted == "auto" else wanted))
+        plan = self._behind(turn, wanted, prices)
+        return plan._replace(lead=turn.lead)
+
+    def _behind(self, turn: Turn, wanted: int | Literal["auto"], prices: _Prices) -> Plan:
+        """Source and draft length behind the forced tokens."""
+        course = turn.course
+        room = turn.left - 1 - turn.lead
         named = course.params.source
         offers = [o for o in turn.offers if min(o.most, room) > 0 and named in (None, o.name)]
         if wanted != "auto":
-            return self._fixed(turn, offers, min(wanted, room), prices)
+            return self._fixed(turn, offers, min(wanted - turn.lead, room), prices)
         # The first token does not wait for a draft model's prefill.
         offers = [o for o in offers if not (o.model and turn.fresh)]
         if not offers:
             return PLAIN
         bids = [self._best(turn, offer, min(offer.most, room, MOST), prices) for offer in offers]
         best = max(bids, key=lambda bid: bid.rate)
-        pays = best.rate * prices.plain >= self._margin(turn, best.offer, prices)
+        alone = (1 + turn.lead) / prices.verify(turn.lead)
+        pays = best.rate >= alone * self._margin(turn, best.offer, prices)
         course.decide(pays)
-        rate = best.rate if pays else 1 / prices.plain
+        rate = best.rate if pays else alone
         probe = self._probe(turn, [bid.offer for bid in bids if not (pays and bid is best)], rate, prices)
         if probe is not None:
             course.asked, course.probing = course.key(probe.name, probe.key), True
@@ -192,12 +201,13 @@ class AdaptiveController:
         """Every draft length of an offer, from 1."""
         curve = self._curve(turn.course, offer)
         step, late = prices.step(offer), prices.catch_up(offer) / self._ahead(turn)
-        found, tokens, reach = [], 1.0, 1.0
+        found, tokens, reach = [], 1.0 + turn.lead, 1.0
         for gamma in range(1, most + 1):
             reach *= curve[min(gamma, MOST) - 1]
             tokens += reach
             # Catching up is paid once, and serves all tokens that are still to come.
-            found.append(_Bid(offer, gamma, tokens, prices.verify(gamma) + gamma * step + late * tokens))
+            verify = prices.verify(turn.lead + gamma)
+            found.append(_Bid(offer, gamma, tokens, verify + gamma * step + late * tokens))
         return found
 
     def _best(self, turn: Turn, offer: Offer, most: int, prices: _Prices) -> _Bid:
@@ -225,8 +235,8 @@ class AdaptiveController:
         """A source worth one drafted token, to see whether it has become better than what is best at ``rate``."""
         for offer in offers:
             course = turn.course
-            tokens = 1 + self._curve(course, offer)[0]
-            cost = prices.verify(1) + prices.step(offer) + prices.catch_up(offer) - tokens / rate
+            tokens = 1 + turn.lead + self._curve(course, offer)[0]
+            cost = prices.verify(turn.lead + 1) + prices.step(offer) + prices.catch_up(offer) - tokens / rate
             savings, allowance = self._savings_of(course.key(offer.name, "")), self._allowance(turn, prices)
             # Probes may cost half of what a call may lose; what is left covers drafts that were expected to pay.
             fits = course.lost + cost <= allowance / 2
@@ -250,7 +260,8 @@ class AdaptiveController:
         for drawn in range(most):
             # The next token is worth what it and those after it bring: a dear row may be followed by cheap ones.
             further = range(1, min(_SIGHT, most - drawn) + 1)
-            costs = [prices.verify(drawn + n) - prices.verify(drawn) + (n - 1) * step for n in further]
+            rows_before = turn.lead + drawn
+            costs = [prices.verify(rows_before + n) - prices.verify(rows_before) + (n - 1) * step for n in further]
             gains = [expected_tokens((mean,), n - 1) for n in further]
             rows.append(bid.rate * min(cost / gain for cost, gain in zip(costs, gains, strict=True)))
             steps.append(bid.rate * min((cost + step) / gain for cost, gain in zip(costs, gains, strict=True)) / mean)
@@ -271,8 +282,9 @@ class AdaptiveController:
         total = (spent.target_seconds + sum(seconds for *_, seconds in spent.drafts)) / len(played)
         for one in played:
             course = one.course
-            cost = prices.verify(one.drafted) - prices.plain + drafting.get(one.plan.source, 0.0)
-            self._settle(one, cost - (one.tokens - 1) * prices.plain, total)
+            rows = prices.verify(one.forced + one.drafted) - prices.verify(one.forced)
+            gained = one.tokens - 1 - min(one.forced_kept, one.tokens - 1)
+            self._settle(one, rows + drafting.get(one.plan.source, 0.0) - gained * prices.plain, total)
             if course.leniency is not None:
                 course.leniency.observe(one.drafted, one.accepted)
             if one.done:

@@ -107,7 +107,7 @@ def copy(spec: NGram, output: Output) -> Reading:
 
 
 def _copies(spec: NGram, output: Output, gamma: int) -> Iterator[list[int]]:
-    lookup, known = Lookup(spec), list(output.prompt)
+    lookup, known = Lookup(spec.min, spec.max), list(output.prompt)
     for token in output.tokens:
         yield lookup.draft(known, gamma)
         known.append(token)

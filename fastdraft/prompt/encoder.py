@@ -11,6 +11,7 @@ from fastdraft.errors import ConfigError
 from fastdraft.prompt.control import ControlTokens, Spans, unmark, unused_characters
 from fastdraft.prompt.messages import (
     Message,
+    add_system,
     check_ids,
     merge_system,
     read_items,
@@ -39,7 +40,13 @@ class PromptEncoder:
         self._lock = threading.Lock()
 
     def encode(
-        self, prompt: Prompt, *, template_options: Mapping[str, Any] | None = None, fold_system: bool = False
+        self,
+        prompt: Prompt,
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        fold_system: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        without: str = "",
     ) -> tuple[int, ...]:
         """Returns the ids of a prompt.
 
@@ -51,6 +58,8 @@ class PromptEncoder:
             prompt: A string, a list of messages, or a list (or 1-D array) of ids.
             template_options: Keywords for the chat template: ``tools``, ``continue_final_message``,
                 ``chat_template``, or whatever the template itself reads. Only with messages.
+            tools: Told to the template of messages; any other prompt speaks of its tools itself.
+            without: What a system message says where the template knows no tools.
             fold_system: Puts the system messages before the first user message's text, for templates that
                 refuse them.
 
@@ -69,8 +78,23 @@ class PromptEncoder:
             return self._checked(self._tokenize(prompt, add_special_tokens=True)["input_ids"])
         if not isinstance(items[0], Mapping):
             return check_ids(items, self._vocabulary)
+        options = read_options(template_options or {})
+        if tools and "tools" in options:
+            raise ConfigError("tools were given twice, in template_options too.", hint="Pass tools= alone.")
+        if tools and "tools" in (self.template(options) or ""):
+            options["tools"] = list(tools)
+        elif tools:
+            items = add_system(items, without)
         messages = read_messages(items, fold=fold_system)
-        return self._checked(self._chat(messages, read_options(template_options or {})))
+        return self._checked(self._chat(messages, options))
+
+    def template(self, options: Mapping[str, Any] | None) -> str | None:
+        """The chat template that messages with these options are rendered by; None where there is none."""
+        own = getattr(self._tokenizer, "chat_template", None)
+        if isinstance(own, Mapping):
+            own = own.get("tool_use", own.get("default"))
+        chosen = (options or {}).get("chat_template") or own
+        return chosen if isinstance(chosen, str) else None
 
     def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         if not ids:

@@ -12,6 +12,7 @@ from fastdraft.errors import ConfigError
 
 __all__ = [
     "Message",
+    "add_system",
     "check_ids",
     "merge_system",
     "read_items",
@@ -126,6 +127,14 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     refuse_surrogates(plain, "template_options")
     plain.setdefault("add_generation_prompt", not plain.get("continue_final_message"))
     return plain
+
+
+def add_system(items: Sequence[Any], text: str) -> list[Any]:
+    """Messages with a text more in their system message, or with one."""
+    first = items[0]
+    if isinstance(first, Mapping) and first.get("role") == "system" and isinstance(first.get("content"), str):
+        return [{**first, "content": f"{first['content']}\n\n{text}"}, *items[1:]]
+    return [{"role": "system", "content": text}, *items]
 
 
 def merge_system(messages: list[Message]) -> list[Message]:

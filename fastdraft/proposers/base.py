@@ -29,12 +29,15 @@ class Proposer(Protocol):
 
     name: str
 
-    def offer(self, request: Request) -> Offer:
-        """What could be drafted after a request's tokens; cheap, asked before each round."""
+    def offer(self, request: Request, lead: Sequence[int]) -> Offer:
+        """What could be drafted after a request's tokens and a lead; cheap, asked before each round."""
         ...
 
-    def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> Proposal:
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]) -> Proposal:
         """Proposes at most ``plans[i].gamma`` tokens after each request's tokens; an empty draft where it has none.
+
+        ``leads[i]`` are tokens that are drafted already in this round: the proposal goes on behind them. Where a
+        request has a grammar, its trail was walked over them, and every proposed token must be one that may follow.
 
         What is proposed, and how much, depends only on committed tokens and past rounds; a drafted token is never
         exchanged for another. A source that lacks memory returns an empty draft and never refuses a request.

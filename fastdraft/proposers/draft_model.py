@@ -19,8 +19,9 @@ from fastdraft.kv.table import Table
 from fastdraft.models.runner import Feed, Runner
 from fastdraft.proposers.base import Proposal
 from fastdraft.request import Request
-from fastdraft.round import Draft, Plan, Stop
+from fastdraft.round import FORCED, Draft, Plan, Stop
 from fastdraft.sampling import noise
+from fastdraft.sampling.mask import forbid
 from fastdraft.sampling.probs import History, probs, scores
 from fastdraft.sampling.verify import choose, draw
 
@@ -34,16 +35,43 @@ class _Growing:
     """One request's draft while it is made.
 
     Attributes:
-        tokens: A tensor each.
-        q: The distribution of each, where it was drawn.
-        levels: How sure the draft was of each, and of the position at which it stopped.
+        lead: Tokens that were drafted before it in this round.
+        tokens: Its own, a tensor each.
+        sources: The source of each.
+        sampled: Which of them were drawn.
+        q: The distribution of each that was drawn.
+        levels: How sure the draft was of each that no grammar forced, and of the position at which it stopped.
+        fed: Of lead and own tokens, those the model has seen.
         reach: Estimated probability that all tokens so far are accepted.
     """
 
+    lead: list[int]
     tokens: list[Tensor] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
     levels: list[Tensor] = field(default_factory=list)
+    fed: int = 0
     reach: float = 1.0
+
+    @property
+    def offset(self) -> int:
+        """Drafted tokens of the round before the next one."""
+        return len(self.lead) + len(self.tokens)
+
+    def unfed(self) -> Tensor:
+        """Own tokens that the model has not seen; marks them as seen."""
+        fresh = self.tokens[self.fed - len(self.lead) :]
+        self.fed = self.offset
+        return torch.cat(fresh)
+
+    def add(self, token: Tensor, source: str, q_1V: Tensor | None) -> None:
+        """Appends a token and, where it was drawn, its distribution."""
+        if q_1V is not None:
+            self.sampled.append(len(self.tokens))
+            self.q.append(q_1V)
+        self.tokens.append(token)
+        self.sources.append(source)
 
     def goes_on(self, stop: Stop | None) -> bool:
         """Whether a further step is worth its forward."""
@@ -83,51 +111,67 @@ class DraftModelProposer:
         self._edges = torch.tensor(EDGES, device=runner.device)
         self._suspects: list[tuple[Sequence[Request], Tensor]] = []  # this round's forwards, and which were not finite
 
-    def offer(self, request: Request) -> Offer:
+    def offer(self, request: Request, lead: Sequence[int]) -> Offer:
         """What the draft's context leaves, and how far its KV is behind; nothing without free blocks."""
-        table, length = self._table(request), len(request.tokens)
+        table, length = self._table(request), len(request.tokens) + len(lead)
         room = table.missing(length) <= self.runner.pool.free
         most = max(0, self._context - length + 1) if room else 0
-        return Offer(self.name, most, model=True, lag=length - table.length)
+        return Offer(self.name, most, model=True, lag=len(request.tokens) - table.length)
 
-    def propose(self, requests: Sequence[Request], plans: Sequence[Plan]) -> Proposal:
-        """Sampled drafts with their exact q; point masses at temperature 0."""
-        found = [_Growing() for _ in requests]
+    def propose(self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]) -> Proposal:
+        """Sampled drafts with their exact q; point masses at temperature 0, and where a grammar leaves no choice."""
+        found = [_Growing(list(lead)) for lead in leads]
         forwards: list[Forward] = []
         self._suspects.clear()  # those of a round that failed
-        limits = [self._admit(r, plan.gamma) for r, plan in zip(requests, plans, strict=True)]
+        limits = [self._admit(r, len(g.lead), p.gamma) for r, g, p in zip(requests, found, plans, strict=True)]
         active = self._catch_up(requests, limits, forwards)
-        step = 0
         while active:
-            asked = [requests[i] for i in active]
-            scores_BK = self._scores(asked, [found[i].tokens for i in active], step, forwards)
-            sure = self._sure(scores_BK, [found[i] for i in active], [plans[i].stop for i in active])
-            if len(sure) < len(active):
-                active = [active[row] for row in sure]
+            scores_BK = self._scores([requests[i] for i in active], [found[i] for i in active], forwards)
+            # Where a grammar allows nothing that the draft can say, its draft ends, whatever it would have drawn.
+            going = list(range(len(active)))
+            if any(requests[i].trail is not None for i in active):
+                going = scores_BK.amax(-1).isfinite().nonzero()[:, 0].tolist()
+            going = self._sure(scores_BK, going, [found[i] for i in active], [plans[i].stop for i in active])
+            if len(going) < len(active):
+                active = [active[row] for row in going]
                 if not active:
                     break
-                scores_BK = scores_BK[sure]
-            p_BV, chosen_B = self._draw([requests[i] for i in active], scores_BK, step)
+                scores_BK = scores_BK[going]
+            p_BV, chosen_B = self._draw([requests[i] for i in active], [found[i].offset for i in active], scores_BK)
             for row, i in enumerate(active):
-                found[i].tokens.append(chosen_B[row : row + 1])
-                if not requests[i].warp.greedy:
-                    found[i].q.append(p_BV[row : row + 1])
-            step += 1
-            active = [i for i in active if step < limits[i] and found[i].goes_on(plans[i].stop)]
+                q_1V = None if requests[i].warp.greedy else p_BV[row : row + 1]
+                found[i].add(chosen_B[row : row + 1], self.name, q_1V)
+            active = [i for i in active if self._goes_on(requests[i], found[i], limits[i], plans[i].stop)]
         return Proposal([self._join(growing) for growing in found], tuple(forwards))
 
-    def _sure(self, scores_BK: Tensor, found: Sequence[_Growing], stops: Sequence[Stop | None]) -> list[int]:
+    def _goes_on(self, request: Request, growing: _Growing, limit: int, stop: Stop | None) -> bool:
+        """Whether a request drafts another token; what its grammar forces after the last one is added first."""
+        if request.trail is not None:
+            request.trail.walk(growing.tokens[-1].tolist())
+            forced = request.trail.forced()[: limit - len(growing.tokens)]
+            request.trail.walk(forced)
+            for token in forced:
+                growing.add(torch.tensor([token], device=self.runner.device), FORCED, None)
+            if request.trail.ended:
+                return False
+        return len(growing.tokens) < limit and growing.goes_on(stop)
+
+    def _sure(
+        self, scores_BK: Tensor, rows: Sequence[int], found: Sequence[_Growing], stops: Sequence[Stop | None]
+    ) -> list[int]:
         """Rows whose token is worth a verify; decided by the draft's confidence, before any token is drawn."""
         confidence_B = (scores_BK.amax(-1) - scores_BK.logsumexp(-1)).exp()
         level_B = torch.bucketize(confidence_B, self._edges.to(confidence_B.dtype), right=True)
-        for row, growing in enumerate(found):
-            growing.levels.append(level_B[row : row + 1])
+        for row in rows:
+            found[row].levels.append(level_B[row : row + 1])
         if not any(stops):
-            return list(range(len(found)))
+            return list(rows)
         sure = []
-        for row, (growing, stop, level) in enumerate(zip(found, stops, level_B.tolist(), strict=True)):
+        levels = level_B.tolist()
+        for row in rows:
+            growing, stop = found[row], stops[row]
             if stop is not None:
-                growing.reach *= stop.accept[level]
+                growing.reach *= stop.accept[levels[row]]
             if stop is None or growing.reach >= stop.row[len(growing.tokens)]:
                 sure.append(row)
         return sure
@@ -137,8 +181,7 @@ class DraftModelProposer:
         if not growing.tokens:
             return Draft(torch.zeros(0, dtype=torch.int64, device=self.runner.device), levels_L=levels_L)
         q_SV = torch.cat(growing.q) if growing.q else None
-        size = len(growing.tokens)
-        return Draft(torch.cat(growing.tokens), (self.name,) * size, q_SV, tuple(range(len(growing.q))), levels_L)
+        return Draft(torch.cat(growing.tokens), tuple(growing.sources), q_SV, tuple(growing.sampled), levels_L)
 
     def _table(self, request: Request) -> Table:
         table = self._tables.get(request)
@@ -147,9 +190,9 @@ class DraftModelProposer:
             table.adopt(request.tokens)
         return table
 
-    def _admit(self, request: Request, gamma: int) -> int:
-        """How many tokens can be drafted: none without free blocks, none past the draft's context."""
-        length = len(request.tokens)
+    def _admit(self, request: Request, lead: int, gamma: int) -> int:
+        """How many tokens can be drafted behind a lead: none without free blocks, none past the draft's context."""
+        length = len(request.tokens) + lead
         limit = min(gamma, self._context - length + 1)
         if limit <= 0:
             return 0
@@ -184,15 +227,16 @@ class DraftModelProposer:
                 ready.append(i)
         return ready
 
-    def _scores(
-        self, requests: Sequence[Request], drafted: Sequence[list[Tensor]], step: int, forwards: list[Forward]
-    ) -> Tensor:
+    def _scores(self, requests: Sequence[Request], growing: Sequence[_Growing], forwards: list[Forward]) -> Tensor:
         """One forward of the batch: each request's scores of the next position, of the tokens that it can propose."""
         tables = [self._tables[r] for r in requests]
-        if step == 0:
-            feeds = [Feed(r.tokens[t.length :]) for r, t in zip(requests, tables, strict=True)]
-        else:
-            feeds = [Feed((), d[-1]) for d in drafted]
+        feeds = []
+        for request, table, one in zip(requests, tables, growing, strict=True):
+            if one.tokens:
+                feeds.append(Feed((), one.unfed()))
+            else:
+                feeds.append(Feed([*request.tokens[table.length :], *one.lead]))
+                one.fed = len(one.lead)
         forwards.append(Forward(sum(feed.size for feed in feeds), len(feeds), sum(t.length for t in tables)))
         logits_BV = self.runner.forward(feeds, tables, [1] * len(feeds)).logits_RV
         if self._kept_K is not None:
@@ -201,28 +245,41 @@ class DraftModelProposer:
         elif logits_BV.shape[1] < self._vocabulary:
             missing = self._vocabulary - logits_BV.shape[1]
             logits_BV = torch.nn.functional.pad(logits_BV.float(), (0, missing), value=-torch.inf)
-        empty_G = torch.zeros(0, dtype=torch.int64, device=logits_BV.device)
         histories = [
-            History(r.warp, r.prompt, r.generated, torch.cat(d) if d else empty_G, step, 1)
-            for r, d in zip(requests, drafted, strict=True)
+            History(r.warp, r.prompt, r.generated, self._drafted(one), one.offset, 1)
+            for r, one in zip(requests, growing, strict=True)
         ]
-        scores_BK = scores(logits_BV, histories)
-        if self._kept_K is not None:  # from here on among what it can say, perhaps a tenth of all
-            scores_BK = scores_BK.index_select(1, self._kept_K)
+        scores_BV = scores(logits_BV, histories)
+        scores_BK = self._sayable(scores_BV)
         best_B1 = scores_BK.amax(-1, keepdim=True)
         sound_B1 = best_B1.isfinite()
         self._suspects.append((requests, (~sound_B1 & (best_B1 != -torch.inf))[:, 0]))
         # A broken draft guesses evenly: an exact q like any other, and no other request suffers.
-        return torch.where(sound_B1, scores_BK, 0.0)
+        ruled = [(row, r.trail, r) for row, r in enumerate(requests) if r.trail is not None]
+        if not ruled:
+            return torch.where(sound_B1, scores_BK, 0.0)
+        bits_MW = torch.stack([trail.mask() for _, trail, _ in ruled])
+        exact = [r.warp.greedy for *_, r in ruled]
+        scores_BV = torch.where(sound_B1, scores_BV, 0.0)
+        return self._sayable(forbid(scores_BV, [row for row, *_ in ruled], bits_MW, exact=exact))
 
-    def _draw(self, requests: Sequence[Request], scores_BK: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def _sayable(self, scores_BV: Tensor) -> Tensor:
+        """Scores of the tokens it can propose, perhaps a tenth of all."""
+        return scores_BV if self._kept_K is None else scores_BV.index_select(1, self._kept_K)
+
+    def _drafted(self, growing: _Growing) -> Tensor:
+        """The round's drafted tokens so far."""
+        lead = torch.tensor(growing.lead, dtype=torch.int64, device=self.runner.device)
+        return torch.cat([lead, *growing.tokens])
+
+    def _draw(self, requests: Sequence[Request], offsets: Sequence[int], scores_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Distributions over all tokens, and tokens, of one position of each request."""
         warps = [r.warp for r in requests]
         if all(warp.greedy for warp in warps):
             return scores_BK, self._named(scores_BK.argmax(-1))  # a point mass needs no distribution
         lengths = [len(r.tokens) for r in requests]
         seeds = [r.seed for r in requests]
-        u_B = noise.uniform(seeds, lengths, [step] * len(seeds), noise.DRAFT, scores_BK.device)
+        u_B = noise.uniform(seeds, lengths, offsets, noise.DRAFT, scores_BK.device)
         p_BK = probs(scores_BK, warps)
         greedy_B = _flags(warp.greedy for warp in warps).to(p_BK.device)
         chosen_B = self._named(torch.where(greedy_B, p_BK.argmax(-1), draw(p_BK, u_B)))
@@ -231,7 +288,7 @@ class DraftModelProposer:
             p_BV = p_BK.new_zeros(len(p_BK), self._vocabulary).index_copy_(1, self._kept_K, p_BK)
         coupled = [i for i, r in enumerate(requests) if r.params.invariant and not r.warp.greedy]
         if coupled:
-            picked = choose(p_BV[coupled], [seeds[i] for i in coupled], [lengths[i] + step for i in coupled])
+            picked = choose(p_BV[coupled], [seeds[i] for i in coupled], [lengths[i] + offsets[i] for i in coupled])
             chosen_B[coupled] = picked
         return p_BV, chosen_B
 

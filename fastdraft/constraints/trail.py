@@ -1,0 +1,202 @@
+"""A grammar along one request: at its committed tokens, and for a while beyond them over a draft.
+
+Ends are the trail's own: the tokens that end a call (end-of-sequence, stop tokens) are legal exactly where the text may
+end, whatever the grammar says of them.
+
+Shapes: G drafted tokens, W words of a packed mask.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from itertools import takewhile
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastdraft.constraints.base import Constraint
+from fastdraft.constraints.closing import Closing
+
+__all__ = ["Trail"]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _timed(method: Callable[Concatenate[Trail, P], R]) -> Callable[Concatenate[Trail, P], R]:
+    """Adds a method's time to the trail's seconds; methods that it calls are in it."""
+
+    @wraps(method)
+    def timed(trail: Trail, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if trail._is_timing:
+            return method(trail, *args, **kwargs)
+        trail._is_timing, started = True, time.perf_counter()
+        try:
+            return method(trail, *args, **kwargs)
+        finally:
+            trail.seconds += time.perf_counter() - started
+            trail._is_timing = False
+
+    return timed
+
+
+class Trail:
+    """Walks a constraint over drafts and back; only `commit` moves it for good.
+
+    A constraint that raises is not asked again: nothing may follow any more, and the error tells why.
+
+    Args:
+        constraint: At the place where the output begins; nobody else's.
+        vocabulary: Usable ids.
+        ends: Tokens that end the call.
+        closing: Steers to the end where tokens run out; None lets them.
+        budget: Tokens the output may have.
+
+    Attributes:
+        ended: Whether the walk went over an end.
+        error: What the constraint raised.
+        seconds: Spent here so far.
+    """
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        vocabulary: int,
+        ends: Collection[int],
+        *,
+        closing: Closing | None = None,
+        budget: int = 0,
+    ) -> None:
+        self._constraint = constraint
+        self._closing = closing
+        self._left = budget  # after what is committed
+        self._words = -(-vocabulary // 32)
+        self._ends = sorted(end for end in ends if end < vocabulary)
+        self._walked = 0
+        self._is_timing = False
+        self.ended = False
+        self.error: Exception | None = None
+        self.seconds = 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the committed text is complete and nothing but an end can follow it."""
+        return not self._walked and self.error is None and self._constraint.exhausted
+
+    @property
+    def done(self) -> bool:
+        """Whether the committed text is complete and nothing, not even an end, can follow it."""
+        return not self._ends and self.exhausted
+
+    @property
+    def whole(self) -> bool:
+        """Whether the text may end here."""
+        return self.error is None and self._constraint.finished
+
+    @_timed
+    def mask(self) -> Tensor:
+        """Which tokens may follow the walk: int32 [W], a bit a token, lowest bit first."""
+        out_W = torch.zeros(self._words, dtype=torch.int32)
+        if self.error is not None:
+            return out_W
+        with self._kept():
+            finished = self.ended or self._constraint.finished
+            if not self.ended:
+                self._constraint.mask(out_W)
+                if self._closing is not None and not finished:
+                    self._closing.narrow(self._constraint, out_W, self._left - self._walked)
+            bytes_B = out_W.view(torch.uint8)
+            for end in self._ends:
+                place, bit = end >> 3, 1 << (end & 7)
+                bytes_B[place] = (int(bytes_B[place]) | bit) if finished else (int(bytes_B[place]) & ~bit)
+        return out_W if self.error is None else torch.zeros_like(out_W)
+
+    @_timed
+    def allows(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens, from the first, may follow the walk; an end is the last one."""
+        if self.ended or self.error is not None:
+            return 0
+        size = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
+        legal = 0
+        with self._kept():
+            legal = self._constraint.validate(tokens[:size])
+            if legal == size and size < len(tokens):
+                self._constraint.advance(tokens[:size])
+                legal += self._constraint.finished
+                self._constraint.rollback(size)
+        return legal if self.error is None else 0
+
+    @_timed
+    def forced(self) -> list[int]:
+        """Tokens that spell what must follow the walk, up to one that is an end; where nothing may follow, an end."""
+        if self.ended or self.error is not None:
+            return []
+        found: list[int] = []
+        with self._kept():
+            if self._constraint.exhausted:
+                return self._ends[:1]
+            found = [*takewhile(lambda token: token not in self._ends, self._constraint.forced())]
+        return found if self.error is None else []
+
+    @_timed
+    def walk(self, tokens: Sequence[int]) -> None:
+        """Goes on over tokens that may follow; after an end it goes nowhere."""
+        for token in tokens:
+            if self.ended or self.error is not None:
+                return
+            if token in self._ends:
+                self.ended = True
+                return
+            with self._kept():
+                self._constraint.advance([token])
+                self._walked += 1
+
+    @_timed
+    def back(self) -> None:
+        """Returns to the committed tokens."""
+        if self._walked and self.error is None:
+            with self._kept():
+                self._constraint.rollback(self._walked)
+        self._walked, self.ended = 0, False
+
+    @_timed
+    def masks(self, tokens: Sequence[int]) -> Tensor:
+        """The mask before each token and after the last, int32 [G + 1, W]; begins and ends at what is committed.
+
+        Args:
+            tokens: A draft. From its first illegal token on all masks are that token's: what comes behind it is never
+                reached.
+        """
+        self.back()
+        found = [self.mask()]
+        for token in tokens:
+            if self.allows([token]):
+                self.walk([token])
+                found.append(self.mask())
+            else:
+                found += [found[-1]] * (len(tokens) + 1 - len(found))
+                break
+        self.back()
+        return torch.stack(found)
+
+    @_timed
+    def commit(self, token: int) -> None:
+        """Moves on for good; an end moves nothing."""
+        assert not self._walked and not self.ended, "a draft was left on the trail"
+        self._left -= 1
+        if token not in self._ends and self.error is None:
+            with self._kept():
+                self._constraint.advance([token])
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Keeps what the constraint raises."""
+        try:
+            yield
+        except Exception as error:  # another library's, on whatever grammar a user wrote
+            self.error = self.error or error

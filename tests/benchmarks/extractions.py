@@ -1,0 +1,79 @@
+"""Twenty letters, notices and notes, and the types that a program reads from them.
+
+Written for this benchmark; nothing is tuned on them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+__all__ = ["EXTRACTIONS", "TYPES", "ask"]
+
+
+class Line(BaseModel):
+    article: str
+    quantity: int
+    unit_price: float
+
+
+class Invoice(BaseModel):
+    invoice_number: str
+    customer: str
+    city: str
+    lines: list[Line]
+    total: float
+    currency: Literal["EUR", "USD", "GBP"]
+
+
+class Contact(BaseModel):
+    full_name: str
+    company: str
+    position: str
+    email: str
+    phone: str | None
+
+
+class Event(BaseModel):
+    title: str
+    date: datetime.date
+    location: str
+    speakers: list[str]
+    is_free: bool
+
+
+class Ticket(BaseModel):
+    reported_by: str
+    product: str
+    version: str
+    severity: Literal["low", "medium", "high", "critical"]
+    summary: str
+    steps: list[str]
+
+
+class Listing(BaseModel):
+    street: str
+    district: str
+    rooms: int
+    area_square_metres: float
+    monthly_rent: float
+    pets_allowed: bool
+    available_from: datetime.date
+
+
+TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Invoice, Contact, Event, Ticket, Listing)}
+
+EXTRACTIONS: tuple[tuple[str, str], ...] = tuple(
+    (line["type"], line["text"])
+    for line in map(json.loads, Path(__file__).with_suffix(".jsonl").read_text("utf-8").splitlines())
+)
+
+
+def ask(kind: str, text: str) -> str:
+    """The question that is sent."""
+    fields = ", ".join(TYPES[kind].model_fields)
+    return f"Extract the {kind.lower()} from the text below as JSON with the keys {fields}.\n\n{text}"

@@ -1,0 +1,155 @@
+"""A grammar along a draft and back: masks, what may follow, what must; ends are legal where the text may end."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from fastdraft.constraints.grammars import Grammars
+from fastdraft.constraints.trail import Trail
+from fastdraft.constraints.types import Spec
+from fastdraft.errors import InvalidConstraintError
+from tests import tiny
+
+TOKENIZER = tiny.tokenizer()
+EOS = 0
+INVOICE = {
+    "type": "object",
+    "properties": {"customer": {"type": "string", "maxLength": 6}, "total": {"type": "integer", "minimum": 0}},
+    "required": ["customer", "total"],
+    "additionalProperties": False,
+}
+SPECS = {
+    "json": ("json", INVOICE),
+    "any": ("json", {}),
+    "regex": ("regex", "[a-c]{2,3}(x|yy)?"),
+    "choice": ("choice", ["yes", "no", "not sure"]),
+    "lark": ("lark", 'start: "(" start? ")"'),
+}
+
+
+def spec(kind: str, source: Any) -> Any:
+    return Spec(kind, source, str, "the output type")
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(TOKENIZER, tiny.VOCABULARY, [EOS])
+
+
+def legal(mask_W: torch.Tensor) -> list[int]:
+    return [t for t in range(tiny.VOCABULARY) if mask_W.view(torch.uint8)[t >> 3] >> (t & 7) & 1]
+
+
+def trail(grammars: Grammars, name: str, ends: tuple[int, ...] = (EOS,)) -> Trail:
+    return Trail(grammars.start(spec(*SPECS[name])), tiny.VOCABULARY, ends)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_walk_is_undone_exactly_and_masks_tell_what_follows(grammars: Grammars, name: str) -> None:
+    for seed in range(20):
+        chance = random.Random(seed)
+        one, ids = trail(grammars, name), []
+        while len(ids) < 40:
+            open_ids = legal(one.mask())
+            assert open_ids
+            # A draft: legal for a while, then perhaps not.
+            draft: list[int] = []
+            before = one.mask()
+            for _ in range(chance.randrange(5)):
+                step = legal(one.mask())
+                token = chance.choice(step)
+                assert one.allows([token]) == 1
+                strange = chance.randrange(tiny.VOCABULARY)
+                assert one.allows([strange]) == (strange in step)
+                one.walk([token])
+                draft.append(token)
+                if one.ended:
+                    break
+            one.back()
+            assert torch.equal(one.mask(), before)
+            masks = one.masks(draft)
+            assert torch.equal(one.mask(), before) and torch.equal(masks[0], before)
+            assert one.allows(draft) == len(draft)
+            token = chance.choice(open_ids)
+            one.commit(token)
+            ids.append(token)
+            if token == EOS:
+                break
+            if draft and token == draft[0]:
+                assert torch.equal(one.mask(), masks[1])
+        text = TOKENIZER.decode(ids[:-1] if ids[-1] == EOS else ids)
+        if ids[-1] == EOS and name == "json":
+            assert list(json.loads(text)) == ["customer", "total"]
+
+
+def test_masks_of_a_draft_stop_at_its_first_illegal_token(grammars: Grammars) -> None:
+    one = trail(grammars, "regex")
+    a, z = TOKENIZER.convert_tokens_to_ids(["a", "z"])
+    masks = one.masks([a, z, a])
+    assert torch.equal(masks[1], masks[2]) and torch.equal(masks[2], masks[3])
+    after = trail(grammars, "regex")
+    after.commit(a)
+    assert legal(after.mask()) == legal(masks[1])
+    assert one.allows([a, z, a]) == 1
+    assert legal(one.mask()) == legal(masks[0]), "it ends where it began"
+
+
+def test_an_end_is_legal_exactly_where_the_text_may_end(grammars: Grammars) -> None:
+    one = trail(grammars, "regex", ends=(EOS, 1))
+    a = TOKENIZER.convert_tokens_to_ids("a")
+    for token, may_end in ((None, False), (a, False), (a, True), (a, True)):
+        if token is not None:
+            one.commit(token)
+        assert [end in legal(one.mask()) for end in (EOS, 1)] == [may_end] * 2
+        assert one.allows([EOS]) == may_end
+    one.walk([EOS])
+    assert one.ended and one.allows([a]) == 0 and one.forced() == []
+    one.back()
+    assert not one.ended
+
+
+def test_what_must_come_is_spelled_as_the_tokenizer_would(grammars: Grammars) -> None:
+    one = trail(grammars, "json")
+    forced = one.forced()
+    text = TOKENIZER.decode(forced)
+    assert text and '{"customer":"'.startswith(text)
+    assert one.allows(forced) == len(forced)
+    for token in TOKENIZER('{"customer":"ab","total":7}').input_ids:
+        one.commit(token)
+    assert one.forced() == [EOS], "nothing else may follow"
+
+
+def test_an_exhausted_text_forces_an_end_or_is_done_without_one(grammars: Grammars) -> None:
+    ids = TOKENIZER("aaayy").input_ids
+    one, endless = trail(grammars, "regex"), trail(grammars, "regex", ends=())
+    for token in ids:
+        one.commit(token)
+        endless.commit(token)
+    assert one.forced() == [EOS] and legal(one.mask()) == [EOS] and not one.done
+    assert endless.done and legal(endless.mask()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("regex", "(?=a)ab"),
+        ("regex", "[a-"),
+        ("lark", "start: missing"),
+        ("lark", "start start"),
+        ("json", {"type": "strnig"}),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(grammars: Grammars, kind: str, source: Any) -> None:
+    with pytest.raises(InvalidConstraintError, match="the output type cannot be enforced"):
+        grammars.start(spec(kind, source))
+
+
+def test_compiled_grammars_are_kept_and_shared_by_nobody(grammars: Grammars) -> None:
+    one, two = trail(grammars, "regex"), trail(grammars, "regex")
+    one.commit(TOKENIZER.convert_tokens_to_ids("a"))
+    assert two.allows(TOKENIZER("aaayy").input_ids) == len(TOKENIZER("aaayy").input_ids)
