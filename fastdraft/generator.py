@@ -371,7 +371,10 @@ class Generator:
         output_type: Any = None,
         **options: Unpack[CallOptions],
     ) -> AsyncStream[Any]:
-        """`stream` for the running event loop; not a coroutine: what can be refused is refused here."""
+        """`stream` for the running event loop; not a coroutine: what can be refused is refused here.
+
+        A grammar is compiled here too, milliseconds; a generator's first reads its vocabulary, a second or more.
+        """
         self._check_process()
         return self._asubmit([_once(self._intake.request(prompt, params, Ask.divide(output_type, options)))])[0]
 

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fastdraft.config import Prompt, SamplingParams
@@ -217,7 +218,7 @@ class Intake:
 
     def _trail(self, spec: Spec, ends: frozenset[int], budget: int) -> Trail:
         closing = self.grammars.closing if spec.closes else None
-        return Trail(self.grammars.start(spec), self.vocabulary, ends, closing=closing, budget=budget)
+        return Trail(partial(self.grammars.start, spec), self.vocabulary, ends, closing=closing, budget=budget)
 
     def _check(self, params: SamplingParams) -> None:
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):

@@ -100,8 +100,11 @@ class _Handle(Generic[T]):
     def _retries(self, completion: Completion[Any]) -> bool:
         """Whether there is another try: only of a text that came to its end."""
         spec = self._request.spec
-        left = self._again is not None and spec is not None and self._tries < spec.retries
-        return left and completion.finish_reason == "stop" and not self._request.cancelled
+        if self._again is None or spec is None or self._tries >= spec.retries or self._request.cancelled:
+            return False
+        trail = self._request.trail
+        failed = trail is not None and trail.error is not None  # it would again
+        return completion.finish_reason == "stop" and not failed
 
     def _parse(self, completion: Completion[Any]) -> Completion[Any] | BaseException:
         """The completion with its value, or the error; in the caller's thread, as validators are the caller's."""

@@ -86,7 +86,7 @@ def _grammars() -> Grammars:
 
 def _masked_greedy(prompt: list[int], output_type: Any, tokens: int) -> list[int]:
     """Plain greedy decoding with a mask, one dense forward a token: what every constrained call must give."""
-    trail = Trail(_grammars().start(spec_of(as_constrained(output_type))), tiny.VOCABULARY, [EOS])
+    trail = Trail(lambda: _grammars().start(spec_of(as_constrained(output_type))), tiny.VOCABULARY, [EOS])
     made: list[int] = []
     while len(made) < tokens and not (made and made[-1] == EOS):
         with torch.no_grad():
@@ -362,24 +362,25 @@ def test_a_whole_text_at_the_cap_is_a_stop() -> None:
 
 
 def test_a_grammar_that_fails_ends_its_own_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastdraft.constraints.llguidance import LlguidanceConstraint
+    keep = Grammars.start
 
-    keep, seen = LlguidanceConstraint.mask, []
+    def complex_(out_W: Any) -> None:
+        raise RuntimeError("parser too complex")
 
-    def mask(self: Any, out_W: Any) -> None:
-        seen.append(self)
-        often = [one for one in seen if sum(other is one for other in seen) > 3]
-        if often and self is often[0]:  # the first that is asked for a fourth time
-            raise RuntimeError("parser too complex")
-        keep(self, out_W)
+    def start(self: Grammars, spec: Any) -> Any:
+        constraint: Any = keep(self, spec)
+        if spec.kind == "regex":
+            constraint.mask = complex_
+        return constraint
 
     generator = _generator("chain")
-    monkeypatch.setattr(LlguidanceConstraint, "mask", mask)
+    monkeypatch.setattr(Grammars, "start", start)
+    kinds: list[Any] = [Order, Regex("[a-f]{3}"), Order]
     outs = generator.batch(
-        [PROMPT, PROMPT[::-1]], output_type=Order, temperature=1.5, seed=2, max_tokens=200, return_exceptions=True
+        [PROMPT] * 3, output_type=kinds, temperature=1.5, seed=2, max_tokens=200, return_exceptions=True
     )
-    (failed,) = [out for out in outs if isinstance(out, OutputValidationError)]
+    failed = outs[1]
+    assert isinstance(failed, OutputValidationError)
     assert isinstance(failed.__cause__, ConstraintDeadEndError) and "too complex" in str(failed.__cause__)
-    (other,) = [out for out in outs if out is not failed]
-    assert isinstance(other.parsed, Order)
+    assert all(isinstance(out.parsed, Order) for out in (outs[0], outs[2]))
     assert generator.metrics().free_blocks == generator.metrics().total_blocks

@@ -44,7 +44,7 @@ def _laws(options: dict[str, Any]) -> dict[Text, float]:
     waiting: list[tuple[Text, float]] = [((), 1.0)]
     while waiting:
         text, mass = waiting.pop()
-        trail = Trail(grammars.start(spec_of(as_constrained(TYPE))), tiny.VOCABULARY, [EOS])
+        trail = Trail(lambda: grammars.start(spec_of(as_constrained(TYPE))), tiny.VOCABULARY, [EOS])
         for token in text:
             trail.commit(token)
         bits = trail.mask().view(torch.uint8)

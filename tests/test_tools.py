@@ -69,7 +69,6 @@ def _in(*calls: str) -> str:
         ("required", True, [_in(CALL), _in(BOOK, CALL)], ["", "It rains.", "So: " + _in(CALL), CALL]),
         ("Book", True, [_in(BOOK)], [_in(CALL), ""]),
         ("none", True, ["", CALL, "It rains."], [_in(CALL), "a <tool_call> b"]),
-        ("none", False, ["", "It rains."], [CALL]),
         ("auto", False, ["", "It rains.", CALL, BOOK], ["{", CALL + CALL, '{"name": "other", "arguments": {}}']),
         ("required", False, [CALL, BOOK], ["", "It rains.", CALL.replace("Graz", "Linz")]),
         (
@@ -127,6 +126,10 @@ def test_parameters_that_cannot_be_enforced_name_their_tool() -> None:
         read_tools([{"name": "f", "parameters": {"properties": {"a": {"$ref": "#/$defs/absent"}}}}])
     with pytest.raises(InvalidConstraintError, match="together"):
         asked_spec(int, read_tools(TOOLS), "auto", wrapped=True)
+
+
+def test_without_a_wrapping_none_is_free_text() -> None:
+    assert asked_spec(None, read_tools(TOOLS), "none", wrapped=False) is None
 
 
 def test_a_call_that_must_be_is_missed() -> None:

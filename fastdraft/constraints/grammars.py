@@ -38,6 +38,7 @@ class Grammars:
         self._llguidance = Llguidance(tokenizer, vocabulary, ends)
         self._outlines = OutlinesCore(tokenizer, vocabulary, ends, self._llguidance.spellings)
         self._lock = threading.Lock()  # a matcher that two threads copy at once raises
+        self._compiling: dict[str, threading.Lock] = {}
         self._compiled: OrderedDict[str, Callable[[], Constraint]] = OrderedDict()
 
     def start(self, spec: Spec) -> Constraint:
@@ -50,11 +51,15 @@ class Grammars:
             return self._outlines.lift(spec)
         key = json.dumps([spec.kind, spec.source, spec.whitespace, spec.after, spec.backend])
         with self._lock:
-            made = self._compiled.get(key)
-        if made is None:  # nobody waits while another one's is compiled
-            engine = self._outlines if spec.backend == "outlines_core" else self._llguidance
-            made = engine.compile(spec)
+            mine = self._compiling.setdefault(key, threading.Lock())
+        with mine:  # nobody waits while another grammar is compiled, and none is compiled twice
+            with self._lock:
+                made = self._compiled.get(key)
+            if made is None:
+                engine = self._outlines if spec.backend == "outlines_core" else self._llguidance
+                made = engine.compile(spec)
         with self._lock:
+            self._compiling.pop(key, None)
             self._compiled[key] = made
             self._compiled.move_to_end(key)
             while len(self._compiled) > _KEPT:

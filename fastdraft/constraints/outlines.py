@@ -143,13 +143,17 @@ class OutlinesCore:
             InvalidConstraintError: It was compiled for another tokenizer.
         """
         constraint = IndexConstraint(spec.source, self._words, self._eos)
+        allowed_W = torch.zeros(self._words, dtype=torch.int32)
         try:  # its masks are as wide as the vocabulary it was compiled for
-            constraint.mask(torch.zeros(self._words, dtype=torch.int32))
-        except ValueError as error:
+            constraint.mask(allowed_W)
+            beyond = int(allowed_W[-1]) >> (self._vocabulary % 32) if self._vocabulary % 32 else 0
+        except ValueError:
+            beyond = 1
+        if beyond:
             raise InvalidConstraintError(
-                f"{spec.label} is for another vocabulary than the model's {self._vocabulary} tokens ({error}).",
+                f"{spec.label} is for another vocabulary than the model's {self._vocabulary} tokens.",
                 hint="Build it with this model's tokenizer.",
-            ) from error
+            )
         return constraint
 
     @cached_property

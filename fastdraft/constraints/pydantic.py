@@ -53,14 +53,18 @@ _FORMATS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _with_formats(schema: Any) -> Any:
-    """A schema whose strings of those formats have the pattern instead."""
+def _with_formats(schema: Any, *, named: bool = False) -> Any:
+    """A schema whose strings of those formats have the pattern instead; ``named`` for an object of schemas by name."""
     if isinstance(schema, list):
         return [_with_formats(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    if named:
+        return {name: _with_formats(item) for name, item in schema.items()}
     made = {
-        key: item if key in ("const", "default", "enum", "examples") else _with_formats(item)
+        key: item
+        if key in ("const", "default", "enum", "examples")
+        else _with_formats(item, named=key in ("$defs", "properties", "patternProperties"))
         for key, item in schema.items()
     }
     if made.get("type") == "string" and made.get("format") in _FORMATS and "pattern" not in made:
@@ -82,7 +86,7 @@ class _Reading(GenerateJsonSchema):
             name: _plain(schema[key]) for key, name in bounds.items() if key in schema
         }
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
-        if digits is not None and places is None:
+        if digits is not None and places is None and digits <= _MOST_DIGITS:
             # So many before the point, and at most the rest behind it.
             result["anyOf"] = [
                 {
@@ -90,7 +94,7 @@ class _Reading(GenerateJsonSchema):
                     "exclusiveMaximum": 10**before,
                     "multipleOf": _plain(Decimal(1).scaleb(before - digits)),
                 }
-                for before in range(min(digits, _MOST_DIGITS) + 1)
+                for before in range(digits + 1)
             ]
         elif digits is not None:
             end = 10 ** max(digits - (places or 0), 0)
@@ -105,12 +109,12 @@ class _Reading(GenerateJsonSchema):
     fraction_schema = decimal_schema
 
     def set_schema(self, schema: Any) -> dict[str, Any]:
-        """Items may be written twice; the set has them once."""
-        return {key: value for key, value in super().set_schema(schema).items() if key != "uniqueItems"}
+        """Items may be written twice, where the set need not have several: it has them once."""
+        return _repeatable(super().set_schema(schema))
 
     def frozenset_schema(self, schema: Any) -> dict[str, Any]:
         """As `set_schema`."""
-        return {key: value for key, value in super().frozenset_schema(schema).items() if key != "uniqueItems"}
+        return _repeatable(super().frozenset_schema(schema))
 
     def datetime_schema(self, schema: Any) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^{DATE}T{CLOCK}{_zone(schema)}$"}
@@ -138,6 +142,11 @@ class _ReadingAll(_Reading):
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         return field["type"] != "typed-dict-field" or super().field_is_required(field, total)
+
+
+def _repeatable(schema: dict[str, Any]) -> dict[str, Any]:
+    few = schema.get("minItems", 0) <= 1
+    return {key: value for key, value in schema.items() if not (few and key == "uniqueItems")}
 
 
 def _zone(schema: Any) -> str:

@@ -167,18 +167,20 @@ def describe_tools(tools: Sequence[Tool]) -> str:
     )
 
 
-def _tool_spec(tools: Sequence[Tool], choice: str, *, wrapped: bool) -> Spec:
-    """What a call with tools writes.
+def _tool_spec(tools: Sequence[Tool], choice: str, *, wrapped: bool) -> Spec | None:
+    """What a call with tools writes; None where anything goes.
 
     Args:
         tools: At least one.
         choice: Of `_read_choice`.
         wrapped: Of `is_wrapped`.
     """
-    if choice == "none":
-        # A model that knows of tools calls them; without the words that open a call it cannot.
-        words = _TEXT if wrapped else _WORDS
-        return Spec("lark", f"start: TEXT\n{words}", lambda text: (), "an answer in words", calls=True)
+    if choice == "none":  # the prompt tells of no tools then; the words that open a call are kept out all the same
+        return (
+            Spec("lark", f"start: TEXT\n{_TEXT}", lambda text: (), "an answer in words", calls=True)
+            if wrapped
+            else None
+        )
     chosen = [tool for tool in tools if choice in ("auto", "required", tool.name)]
     read = _wrapped_calls(chosen) if wrapped else _single_call(chosen)
 

@@ -48,10 +48,11 @@ def _timed(method: Callable[Concatenate[Trail, P], R]) -> Callable[Concatenate[T
 class Trail:
     """Walks a constraint over drafts and back; only `commit` moves it for good.
 
-    A constraint that raises is not asked again: nothing may follow any more, and the error tells why.
+    A constraint that raises at the committed tokens is not asked again: nothing may follow, and the error tells why.
+    Where it raises over a draft, the draft may not go there; it is made anew, as nothing else may depend on drafts.
 
     Args:
-        constraint: At the place where the output begins; nobody else's.
+        start: Makes the constraint, at the place where the output begins.
         vocabulary: Usable ids.
         ends: Tokens that end the call.
         closing: Steers to the end where tokens run out; None lets them.
@@ -65,14 +66,17 @@ class Trail:
 
     def __init__(
         self,
-        constraint: Constraint,
+        start: Callable[[], Constraint],
         vocabulary: int,
         ends: Collection[int],
         *,
         closing: Closing | None = None,
         budget: int = 0,
     ) -> None:
-        self._constraint = constraint
+        self._start = start
+        self._constraint = start()
+        self._committed: list[int] = []
+        self._is_stuck = False  # over a draft
         self._closing = closing
         self._left = budget  # after what is committed
         self._words = -(-vocabulary // 32)
@@ -102,7 +106,7 @@ class Trail:
     def mask(self) -> Tensor:
         """Which tokens may follow the walk: int32 [W], a bit a token, lowest bit first."""
         out_W = torch.zeros(self._words, dtype=torch.int32)
-        if self.error is not None:
+        if self._is_silent:
             return out_W
         with self._kept():
             finished = self.ended or self._constraint.finished
@@ -114,55 +118,61 @@ class Trail:
             for end in self._ends:
                 place, bit = end >> 3, 1 << (end & 7)
                 bytes_B[place] = (int(bytes_B[place]) | bit) if finished else (int(bytes_B[place]) & ~bit)
-        return out_W if self.error is None else torch.zeros_like(out_W)
+        return torch.zeros_like(out_W) if self._is_silent else out_W
 
     @_timed
     def allows(self, tokens: Sequence[int]) -> int:
         """How many of the tokens, from the first, may follow the walk; an end is the last one."""
-        if self.ended or self.error is not None:
+        if self.ended or self._is_silent:
             return 0
         size = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         legal = 0
+        self._walked += size  # for a while
         with self._kept():
             legal = self._constraint.validate(tokens[:size])
             if legal == size and size < len(tokens):
                 self._constraint.advance(tokens[:size])
                 legal += self._constraint.finished
                 self._constraint.rollback(size)
-        return legal if self.error is None else 0
+        self._walked -= size
+        return 0 if self._is_silent else legal
 
     @_timed
     def forced(self) -> list[int]:
         """Tokens that spell what must follow the walk, up to one that is an end; where nothing may follow, an end."""
-        if self.ended or self.error is not None:
+        if self.ended or self._is_silent:
             return []
         found: list[int] = []
         with self._kept():
             if self._constraint.exhausted:
                 return self._ends[:1]
             found = [*takewhile(lambda token: token not in self._ends, self._constraint.forced())]
-        return found if self.error is None else []
+        return [] if self._is_silent else found
 
     @_timed
     def walk(self, tokens: Sequence[int]) -> None:
         """Goes on over tokens that may follow; after an end it goes nowhere."""
         for token in tokens:
-            if self.ended or self.error is not None:
+            if self.ended or self._is_silent:
                 return
             if token in self._ends:
                 self.ended = True
                 return
+            self._walked += 1
             with self._kept():
                 self._constraint.advance([token])
-                self._walked += 1
 
     @_timed
     def back(self) -> None:
         """Returns to the committed tokens."""
-        if self._walked and self.error is None:
-            with self._kept():
-                self._constraint.rollback(self._walked)
-        self._walked, self.ended = 0, False
+        walked, self._walked, self.ended = self._walked, 0, False
+        with self._kept():
+            if self._is_stuck:
+                self._constraint = self._start()
+                self._constraint.advance(self._committed)
+            elif walked and self.error is None:
+                self._constraint.rollback(walked)
+        self._is_stuck = False
 
     @_timed
     def masks(self, tokens: Sequence[int]) -> Tensor:
@@ -190,13 +200,22 @@ class Trail:
         assert not self._walked and not self.ended, "a draft was left on the trail"
         self._left -= 1
         if token not in self._ends and self.error is None:
+            self._committed.append(token)
             with self._kept():
                 self._constraint.advance([token])
 
+    @property
+    def _is_silent(self) -> bool:
+        """Whether the constraint raised, and is not asked any more."""
+        return self._is_stuck or self.error is not None
+
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        """Keeps what the constraint raises."""
+        """Keeps what the constraint raises at the committed tokens; over a draft it only ends the walk."""
         try:
             yield
         except Exception as error:  # another library's, on whatever grammar a user wrote
-            self.error = self.error or error
+            if self._walked:
+                self._is_stuck = True
+            else:
+                self.error = self.error or error

@@ -250,7 +250,9 @@ def object_(
             typed.dropped.add("propertyNames")
     if others is not False and not patterns and limits.string is not None:
         others, patterns = False, {_at_most(limits.string): others}
-    if most is None and limits.items is not None and (others is not False or patterns):
+    # Optional keys cannot be counted beside free ones.
+    is_countable = properties.keys() <= {*required}
+    if most is None and limits.items is not None and is_countable and (others is not False or patterns):
         most = max(limits.items, least, len(required))
     if most == len(required):
         properties, others, patterns = {name: properties[name] for name in required}, False, {}

@@ -62,10 +62,11 @@ def _round_rows(x: Tensor, digits: int) -> tuple[Tensor, Tensor]:
         digits: One, or two: of what the first leaves over, a `_FINER`-th of a step each, as T rows more.
 
     Returns:
-        uint8 [..., digits * T, K] with `_ZERO` for zero, and the steps, [..., T, 1] in the type of ``x``: products of
-        this type are then scaled in one rounding.
+        uint8 [..., digits * T, K] with `_ZERO` for zero, and the steps, [..., T, 1]: bfloat16 for rows that are, whose
+        products may then stay in it, else float32.
     """
-    scale_T1 = x.abs().amax(-1, keepdim=True).mul_(1 / _STEPS).clamp_(min=torch.finfo(x.dtype).tiny)
+    wide = x.dtype if x.dtype is torch.bfloat16 else torch.float32
+    scale_T1 = x.abs().amax(-1, keepdim=True).to(wide).mul_(1 / _STEPS).clamp_(min=torch.finfo(wide).tiny)
     steps_TK = x.to(torch.float32, copy=True).mul_(1 / scale_T1.float()).add_(_MIDDLE)
     digit_TK = steps_TK.to(torch.uint8)
     if digits == 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def legal(mask_W: torch.Tensor) -> list[int]:
 
 
 def trail(grammars: Grammars, name: str, ends: tuple[int, ...] = (EOS,)) -> Trail:
-    return Trail(grammars.start(spec(*SPECS[name])), tiny.VOCABULARY, ends)
+    return Trail(lambda: grammars.start(spec(*SPECS[name])), tiny.VOCABULARY, ends)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -153,3 +154,45 @@ def test_compiled_grammars_are_kept_and_shared_by_nobody(grammars: Grammars) -> 
     one, two = trail(grammars, "regex"), trail(grammars, "regex")
     one.commit(TOKENIZER.convert_tokens_to_ids("a"))
     assert two.allows(TOKENIZER("aaayy").input_ids) == len(TOKENIZER("aaayy").input_ids)
+
+
+class Fragile:
+    """Tokens 1 and 2 for ever; after a 2 it cannot say what follows."""
+
+    finished, exhausted = True, False
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+
+    def mask(self, out_W: torch.Tensor) -> None:
+        if 2 in self.text:
+            raise RuntimeError("too complex")
+        out_W[0] = 0b110
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self.text += tokens
+
+    def rollback(self, n: int) -> None:
+        assert 2 not in self.text, "it is made anew"
+        del self.text[len(self.text) - n :]
+
+    def forced(self) -> list[int]:
+        return []
+
+
+def test_what_fails_over_a_draft_is_forgotten_with_it() -> None:
+    one = Trail(Fragile, tiny.VOCABULARY, [])
+    one.commit(1)
+    masks = one.masks([1, 2, 1])
+    assert [bool(mask.any()) for mask in masks] == [True, True, False, False]
+    assert one.error is None and legal(one.mask()) == [1, 2]
+    one.walk([2])
+    assert not one.mask().any() and one.allows([1]) == 0 and one.forced() == []
+    one.back()
+    assert legal(one.mask()) == [1, 2]
+    one.commit(2)
+    assert not one.mask().any()
+    assert isinstance(one.error, RuntimeError) and not one.whole
