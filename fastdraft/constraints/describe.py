@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -30,7 +30,7 @@ def describe(output_type: Any) -> str:
         case "json" if isinstance(given.type, Json):
             return "Answer with JSON and nothing else."
         case "json":
-            schema = json.dumps(_schema(given.type, omit_defaults=given.omit_defaults), ensure_ascii=False)
+            schema = json.dumps(_schema(given.type), ensure_ascii=False)
             return f"Answer with JSON that follows this schema, and nothing else:\n{schema}"
         case "choice":
             return "Answer with one of these and nothing else:\n" + "\n".join(spec.source)
@@ -42,12 +42,10 @@ def describe(output_type: Any) -> str:
             return ""  # compiled by another library, which knows
 
 
-def _schema(given: Any, *, omit_defaults: bool) -> Any:
+def _schema(given: Any) -> Any:
     """The schema as it was written: titles and descriptions tell the model what is meant."""
     if isinstance(given, Mapping):
         return plain_json(given)
     if type(given).__name__ == "JsonSchema":  # of outlines.types
         return json.loads(given.schema)
-    # In serialization every field is required, as the grammar then wants it.
-    mode: Literal["validation", "serialization"] = "validation" if omit_defaults else "serialization"
-    return TypeAdapter(given).json_schema(mode=mode)
+    return TypeAdapter(given).json_schema()

@@ -380,6 +380,7 @@ def test_reading_a_type_loads_nothing_heavy():
         ({"type": "integer", "description": "a year"}, '"description": "a year"'),
         (outlines.types.Regex("[0-9]{4}"), "[0-9]{4}"),
         (int, '{"type": "integer"}'),
+        (Decimal, '"type": "number"'),  # as it is read, not as pydantic would write it
     ],
 )
 def test_words_for_a_prompt(output_type: Any, said: str) -> None:
