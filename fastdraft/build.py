@@ -20,7 +20,7 @@ from fastdraft.errors import ConfigError
 from fastdraft.intake import Intake
 from fastdraft.memory import context_limit, kv_blocks, token_bytes
 from fastdraft.models.calibrate import load_or_measure
-from fastdraft.models.frequent import Frequencies, cut_head, frequent
+from fastdraft.models.frequent import Frequencies, Others, cut_head, frequent, open_head, structural
 from fastdraft.models.kernels import fasten, quantization_of
 from fastdraft.models.loading import Loaded, load_model, load_tokenizer
 from fastdraft.models.pairing import Pairing, pair, usable_vocabulary
@@ -38,6 +38,7 @@ __all__ = ["Built", "build"]
 
 _log = get_logger(__name__)
 
+_ROOMY = 2048  # tokens of a cut head from which what JSON is held together by, some 300, has room in it
 CHUNK = 512  # prompt tokens a round: bounds activations, keeps matrix products large
 
 
@@ -99,7 +100,7 @@ def _build(config: GeneratorConfig) -> Built:
                 source.name,
                 Runner(
                     draft.loaded.model,
-                    vocabulary=len(draft.head.kept or range(draft.pairing.shared_tokens)),
+                    vocabulary=draft.pairing.shared_tokens,
                     layers=shapes[source.name],
                     blocks=blocks,
                     backend=backend,
@@ -109,6 +110,7 @@ def _build(config: GeneratorConfig) -> Built:
                 vocabulary=vocabulary,
                 chunk=CHUNK,
                 kept=draft.head.kept,
+                others=draft.others,
             )
         )
     costs = _costs(config, target, kernels, drafts, runner, sources)
@@ -139,10 +141,12 @@ class _Head(NamedTuple):
 
     Attributes:
         kept: Its token ids; None for all.
+        open: Whether a call's own tokens may be proposed, too; not where the ids were given.
         frequencies: Where produced tokens are counted; None where nothing asks for them.
     """
 
     kept: tuple[int, ...] | None = None
+    open: bool = False
     frequencies: Frequencies | None = None
 
 
@@ -156,6 +160,7 @@ class _Draft:
         pairing: How it fits the target.
         head: Its output layer.
         kernels: What its linear layers run on.
+        others: What its output layer can be asked for beside the kept tokens.
     """
 
     spec: DraftModel
@@ -163,6 +168,7 @@ class _Draft:
     pairing: Pairing
     head: _Head
     kernels: str = ""
+    others: Others | None = None
 
 
 def _pair(spec: DraftModel, config: GeneratorConfig, target: Loaded, tokenizer: Any, eos: Sequence[int]) -> _Draft:
@@ -183,11 +189,16 @@ def _pair(spec: DraftModel, config: GeneratorConfig, target: Loaded, tokenizer: 
 def _lighten(draft: _Draft) -> _Draft:
     """Cuts a draft's output layer and puts fast kernels under it; a borrowed one keeps its own, a view is cut."""
     spec, loaded = draft.spec.model, draft.loaded
+    whole = None
     if draft.head.kept is not None:
         if spec.loaded and not spec.take:
             loaded = replace(loaded, model=view(loaded.model, "sdpa"))
-        cut_head(loaded.model, draft.head.kept)
-    return replace(draft, loaded=loaded, kernels=_fasten(spec, loaded, draft=True))
+        whole = cut_head(loaded.model, draft.head.kept)
+    kernels = _fasten(spec, loaded, draft=True)
+    others = None
+    if whole is not None and draft.head.open:
+        others = open_head(loaded.model, whole, draft.pairing.shared_tokens)
+    return replace(draft, loaded=loaded, kernels=kernels, others=others)
 
 
 def _head(spec: DraftModel, target: str, tokenizer: Any, eos: Sequence[int], shared: int) -> _Head:
@@ -204,9 +215,12 @@ def _head(spec: DraftModel, target: str, tokenizer: Any, eos: Sequence[int], sha
         return _Head(tuple(sorted(set(wanted))))
     frequencies = Frequencies(target)
     counts = Counter(i for text in spec.text for i in tokenizer(text, add_special_tokens=False).input_ids)
-    kept = frequent(wanted, counts or frequencies.read(), (*eos, *tokenizer.all_special_ids), shared)
+    always = [*eos, *tokenizer.all_special_ids]
+    if wanted != "auto" and wanted >= _ROOMY:
+        always += structural(tokenizer.get_vocab())
+    kept = frequent(wanted, counts or frequencies.read(), always, shared)
     _log.info("draft_vocabulary", source=spec.name, tokens=shared if kept is None else len(kept))
-    return _Head(kept, None if counts else frequencies)
+    return _Head(kept, kept is not None, None if counts else frequencies)
 
 
 def _fasten(spec: Model, loaded: Loaded, *, draft: bool = False) -> str:

@@ -328,7 +328,8 @@ class DraftModel(_Spec):
         model: What `Model` takes, or a `Model`.
         vocabulary: Tokens its output layer keeps, for cheaper steps: a number (the most frequent), their ids, or
             ``"auto"`` (as many as cover nearly all that was counted; all of them until enough was). None keeps all.
-            Outputs stay exact; what the draft cannot propose comes from the target.
+            Outputs stay exact; what the draft cannot propose comes from the target. Where a number or ``"auto"``
+            chose them, it can also propose the tokens of the call's own prompt and output.
         text: Texts like those to come, whose tokens are counted; without any, what the target has produced is, from
             call to call, with the counts (never the text) kept in the cache folder.
         name: How results and ``SamplingParams.source`` call it.

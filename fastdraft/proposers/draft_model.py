@@ -1,6 +1,6 @@
 """A smaller model that shares the target's vocabulary.
 
-Shapes: B requests still drafting, V vocabulary, K tokens the draft can propose, G drafted tokens.
+Shapes: B requests still drafting, V vocabulary, K tokens that drafts of a step can propose, G drafted tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from fastdraft.control.course import Offer
 from fastdraft.control.gamma import EDGES
 from fastdraft.errors import CacheFullError
 from fastdraft.kv.table import Table
+from fastdraft.models.frequent import Others
 from fastdraft.models.runner import Feed, Runner
 from fastdraft.proposers.base import Proposal
+from fastdraft.proposers.own_tokens import OwnTokens
 from fastdraft.request import Request
 from fastdraft.round import FORCED, Draft, Plan, Stop
 from fastdraft.sampling import noise
@@ -88,6 +90,7 @@ class DraftModelProposer:
         vocabulary: Ids of the target's distributions; wider than the draft's own where that is padded.
         chunk: Tokens fed at once while catching up.
         kept: Ids of the tokens its output layer has; None for the first ones.
+        others: What that layer can be asked for beside them: the tokens of a call's own text.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class DraftModelProposer:
         vocabulary: int,
         chunk: int,
         kept: Sequence[int] | None = None,
+        others: Others | None = None,
     ) -> None:
         self.name = name
         self.runner = runner
@@ -106,7 +110,8 @@ class DraftModelProposer:
         self._vocabulary = vocabulary
         self._chunk = chunk
         self.kept = None if kept is None else tuple(kept)
-        self._kept_K = None if kept is None else torch.tensor(kept, device=runner.device)
+        self._own = None if others is None or kept is None else OwnTokens(others, kept)
+        self._sayable_K = self._kept_K = None if kept is None else torch.tensor(kept, device=runner.device)
         self._tables: dict[Request, Table] = {}
         self._edges = torch.tensor(EDGES, device=runner.device)
         self._suspects: list[tuple[Sequence[Request], Tensor]] = []  # this round's forwards, and which were not finite
@@ -238,10 +243,15 @@ class DraftModelProposer:
                 feeds.append(Feed([*request.tokens[table.length :], *one.lead]))
                 one.fed = len(one.lead)
         forwards.append(Forward(sum(feed.size for feed in feeds), len(feeds), sum(t.length for t in tables)))
+        own = None if self._own is None else self._own.ask(requests)
         logits_BV = self.runner.forward(feeds, tables, [1] * len(feeds)).logits_RV
         if self._kept_K is not None:
+            self._sayable_K = self._kept_K
+            if own is not None:
+                self._sayable_K = torch.cat([self._kept_K, own.ids_E])
+                logits_BV = own.mask(logits_BV)
             every_BV = torch.full((len(feeds), self._vocabulary), -torch.inf, device=logits_BV.device)
-            logits_BV = every_BV.index_copy_(1, self._kept_K, logits_BV.float())
+            logits_BV = every_BV.index_copy_(1, self._sayable_K, logits_BV.float())
         elif logits_BV.shape[1] < self._vocabulary:
             missing = self._vocabulary - logits_BV.shape[1]
             logits_BV = torch.nn.functional.pad(logits_BV.float(), (0, missing), value=-torch.inf)
@@ -265,7 +275,7 @@ class DraftModelProposer:
 
     def _sayable(self, scores_BV: Tensor) -> Tensor:
         """Scores of the tokens it can propose, perhaps a tenth of all."""
-        return scores_BV if self._kept_K is None else scores_BV.index_select(1, self._kept_K)
+        return scores_BV if self._sayable_K is None else scores_BV.index_select(1, self._sayable_K)
 
     def _drafted(self, growing: _Growing) -> Tensor:
         """The round's drafted tokens so far."""
@@ -284,8 +294,8 @@ class DraftModelProposer:
         greedy_B = _flags(warp.greedy for warp in warps).to(p_BK.device)
         chosen_B = self._named(torch.where(greedy_B, p_BK.argmax(-1), draw(p_BK, u_B)))
         p_BV = p_BK
-        if self._kept_K is not None:
-            p_BV = p_BK.new_zeros(len(p_BK), self._vocabulary).index_copy_(1, self._kept_K, p_BK)
+        if self._sayable_K is not None:
+            p_BV = p_BK.new_zeros(len(p_BK), self._vocabulary).index_copy_(1, self._sayable_K, p_BK)
         coupled = [i for i, r in enumerate(requests) if r.params.invariant and not r.warp.greedy]
         if coupled:
             picked = choose(p_BV[coupled], [seeds[i] for i in coupled], [lengths[i] + offsets[i] for i in coupled])
@@ -294,7 +304,7 @@ class DraftModelProposer:
 
     def _named(self, chosen_B: Tensor) -> Tensor:
         """Token ids of columns."""
-        return chosen_B if self._kept_K is None else self._kept_K[chosen_B]
+        return chosen_B if self._sayable_K is None else self._sayable_K[chosen_B]
 
     def observe(self, requests: Sequence[Request]) -> None:
         """Rolls back what was not accepted; shares full blocks of committed tokens.
@@ -323,6 +333,8 @@ class DraftModelProposer:
 
     def forget(self, request: Request) -> None:
         """Gives the request's blocks back."""
+        if self._own is not None:
+            self._own.forget(request)
         table = self._tables.pop(request, None)
         if table is not None:
             table.release()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastdraft import ConfigError, DraftModel, Generator, Model
-from fastdraft.models.frequent import Frequencies, cut_head, frequent
+from fastdraft.models.frequent import Frequencies, cut_head, frequent, structural
 from tests import tiny
 
 PROMPT = [(7 * i) % 300 + 3 for i in range(20)]
@@ -135,6 +135,29 @@ def test_only_kept_tokens_are_proposed(form: str, target: Any, tokenizer: Any, t
         if round_.draft:
             assert (round_.accepted == 1) == (plain[at] in ids), at
         at += len(round_.tokens)
+
+
+def test_a_call_s_own_tokens_are_proposed_beside_the_frequent_ones(target: Any, tokenizer: Any) -> None:
+    # Of a draft that is the target, whatever it can propose is accepted.
+    often = list(range(40))  # no text was counted: the lowest ids, beside end-of-sequence and the like
+    own = [300, 301, 302, 303]
+    bias = {token: 60.0 for token in own}
+    options: dict[str, Any] = {"max_tokens": 16, "temperature": 0, "logit_bias": bias, "ignore_eos": True}
+    with Generator(target, DraftModel(target, vocabulary=40), tokenizer=tokenizer) as generator:
+        with_them = generator.generate([*often[4:8], *own], gamma=3, **options)
+        assert with_them.stats.acceptance_rate == 1.0
+        # Another prompt beside it, that lacks them, has only what it has said itself.
+        alone = [generator.generate(PROMPT, gamma=3, **options), with_them]
+        both = generator.batch([PROMPT, [*often[4:8], *own]], gamma=3, **options)
+        assert [out.token_ids for out in both] == [out.token_ids for out in alone]
+        assert [out.stats.accepted_tokens for out in both] == [out.stats.accepted_tokens for out in alone]
+        plain = generator.generate([*often[4:8], *own], gamma=0, **options)
+    assert with_them.token_ids == plain.token_ids
+
+
+def test_structure_is_what_json_is_held_together_by() -> None:
+    words = {'":[{"': 1, '\u0120"': 2, "},\u010a": 3, "word": 4, '"word': 5, "\u0120": 6, ",": 7}
+    assert structural(words) == (1, 2, 3, 7)
 
 
 def test_ids_may_come_in_any_order_and_twice(target: Any, tokenizer: Any) -> None:
