@@ -1,9 +1,10 @@
 """Extraction into pydantic types: what forced tokens, n-grams and a draft model give, and outlines beside them.
 
 python -m tests.benchmarks.json [--models qwen smollm2] [--prompts 20] [--repeats 3] [--tokens 200] [--no-outlines]
+    [--fit]
 
 Decode rates over our own masked plain decoding, in turns; outlines runs in a process of its own. Writes
-docs/benchmarks/json.md.
+docs/benchmarks/json.md; with ``--fit`` it runs the texts to tune on, and prints.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fastdraft.constraints.trail import Trail
 from fastdraft.constraints.types import as_constrained, spec_of
 from fastdraft.models.store import load_path
 from fastdraft.timing import median
-from tests.benchmarks.extractions import EXTRACTIONS, TYPES, ask
+from tests.benchmarks.extractions import EXTRACTIONS, FIT, TYPES, ask
 from tests.benchmarks.figures import geometric
 from tests.benchmarks.harness import bars, table, write
 from tests.benchmarks.peer import Peer
@@ -85,7 +86,7 @@ def build(name: str) -> Generator:
 
 def measure(name: str, args: Any) -> tuple[dict[str, Seen], str]:
     """All sides on all prompts; and what is to be said of them."""
-    chosen = EXTRACTIONS[: args.prompts]
+    chosen = (FIT if args.fit else EXTRACTIONS)[: args.prompts]
     target = load_path(PAIR[0] if name == "qwen" else "smollm2-135m-instruct")
     with contextlib.ExitStack() as stack:
         generator = stack.enter_context(build(name))
@@ -134,7 +135,7 @@ def turns(
     return found
 
 
-def page(name: str, seen: Mapping[str, Seen], said: str) -> str:
+def page(name: str, seen: Mapping[str, Seen], said: str, *, plot: bool) -> str:
     """The section of one pair."""
     plain = seen[PLAIN]
     rows, labels, values = [], [], []
@@ -181,7 +182,8 @@ def page(name: str, seen: Mapping[str, Seen], said: str) -> str:
     lines.append(f"The same over our own unconstrained calls: **{free:.2f}** (1 is asked).\n")
     same = sum(a.token_ids == b.token_ids for a, b in zip(plain.outs, seen[fast].outs, strict=True))
     lines.append(f"The tokens of masked plain decoding: {same} of {len(plain.outs)}.\n")
-    lines.append(bars(f"json-{name}", "decode rate over masked plain decoding", labels, values, "times"))
+    if plot:
+        lines.append(bars(f"json-{name}", "decode rate over masked plain decoding", labels, values, "times"))
     return "\n".join(lines)
 
 
@@ -242,8 +244,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--no-outlines", dest="outlines", action="store_false")
+    parser.add_argument("--fit", action="store_true")
     args = parser.parse_args()
-    sections = [page(name, *measure(name, args)) for name in args.models]
+    sections = [page(name, *measure(name, args), plot=not args.fit) for name in args.models]
+    if args.fit:
+        print("\n".join(sections))
+        return
     if PUBLIC.is_dir():
         sections.append(grammar_costs())
     intro = (
