@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from fastdraft._log import get_logger
@@ -32,6 +32,7 @@ from fastdraft.proposers.base import Proposer
 from fastdraft.proposers.chain import Chain
 from fastdraft.proposers.draft_model import DraftModelProposer
 from fastdraft.proposers.ngram import NGramProposer
+from fastdraft.proposers.spaces import spaceless
 from fastdraft.scheduler import Limits
 
 __all__ = ["Built", "build"]
@@ -89,10 +90,11 @@ def _build(config: GeneratorConfig) -> Built:
     runner = Runner(
         target.model, vocabulary=vocabulary, layers=layers, blocks=blocks, backend=backend, space=target.label
     )
+    same = cache(lambda: spaceless(tokenizer.get_vocab()))
     sources: list[Proposer] = []
     for source in config.draft:
         if isinstance(source, NGram):
-            sources.append(NGramProposer(source, runner.device, tokenizer.get_vocab))
+            sources.append(NGramProposer(source, runner.device, same))
             continue
         draft = drafts[source.name]
         sources.append(
@@ -111,6 +113,8 @@ def _build(config: GeneratorConfig) -> Built:
                 chunk=CHUNK,
                 kept=draft.head.kept,
                 others=draft.others,
+                guesses=runner.device.type == "cpu",
+                spaceless=same,
             )
         )
     costs = _costs(config, target, kernels, drafts, runner, sources)

@@ -16,7 +16,7 @@ def commit(request: Request, tokens: Sequence[int]) -> int:
     """Appends tokens in order until one of them ends the request; later ones are dropped.
 
     Each token is appended, moves the grammar and is detokenised, then checked: end-of-sequence or stop token, stop
-    string, a grammar that is at its end, length; a stop at the cap is a stop, and so is a whole text. What comes after
+    string, a grammar to whose text nothing can be added, length; a stop at the cap is a stop. What comes after
     the first stop was never generated: the caller trims KV, log-probabilities and statistics to what is returned.
 
     Args:
@@ -38,12 +38,11 @@ def commit(request: Request, tokens: Sequence[int]) -> int:
         if found is not None:
             end(request, "stop", found)
             return kept
-        if request.trail is not None and request.trail.done:
+        if request.trail is not None and request.trail.exhausted and generated >= request.params.min_tokens:
             end(request, "stop")
             return kept
         if request.left <= 0:
-            is_whole = request.trail is not None and request.trail.exhausted
-            end(request, "stop" if is_whole else "length")
+            end(request, "length")
             return kept
     return len(tokens)
 

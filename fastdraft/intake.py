@@ -218,7 +218,8 @@ class Intake:
 
     def _trail(self, spec: Spec, ends: frozenset[int], budget: int) -> Trail:
         closing = self.grammars.closing if spec.closes else None
-        return Trail(partial(self.grammars.start, spec), self.vocabulary, ends, closing=closing, budget=budget)
+        start, guesses = partial(self.grammars.start, spec), self.grammars.key_ends
+        return Trail(start, self.vocabulary, ends, closing=closing, budget=budget, guesses=guesses)
 
     def _check(self, params: SamplingParams) -> None:
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):

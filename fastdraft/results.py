@@ -152,7 +152,8 @@ class Completion(Generic[T_co]):
 
     Attributes:
         text: The answer without stop string, end-of-sequence and stop tokens.
-        token_ids: All generated tokens; they end with the end-of-sequence or stop token that ended the call.
+        token_ids: All generated tokens; they end with the end-of-sequence or stop token that ended the call. A text to
+            which its grammar lets nothing be added ends by itself, without one.
         parsed: The validated value where an output type was given, else None.
         tool_calls: Calls of the tools given, which stand in ``text`` too; empty without tools.
         finish_reason: ``stop``, ``length``, ``tool_calls``, ``timeout`` or ``cancelled``.

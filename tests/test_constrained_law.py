@@ -37,24 +37,28 @@ def _prompt() -> tuple[int, ...]:
     return tuple(tiny.tokenizer()("a te ea at!e a t").input_ids)
 
 
+def _trail(text: Text, grammars: Grammars) -> Trail:
+    trail = Trail(lambda: grammars.start(spec_of(as_constrained(TYPE))), tiny.VOCABULARY, [EOS])
+    for token in text:
+        trail.commit(token)
+    return trail
+
+
 def _laws(options: dict[str, Any]) -> dict[Text, float]:
-    """The probability of every whole output, its end included."""
+    """The probability of every whole output, its end included where there could be more."""
     grammars = Grammars(tiny.tokenizer(), tiny.VOCABULARY, [EOS])
     found: dict[Text, float] = {}
     waiting: list[tuple[Text, float]] = [((), 1.0)]
     while waiting:
         text, mass = waiting.pop()
-        trail = Trail(lambda: grammars.start(spec_of(as_constrained(TYPE))), tiny.VOCABULARY, [EOS])
-        for token in text:
-            trail.commit(token)
-        bits = trail.mask().view(torch.uint8)
+        bits = _trail(text, grammars).mask().view(torch.uint8)
         legal_V = torch.tensor([bool(bits[t >> 3] >> (t & 7) & 1) for t in range(tiny.VOCABULARY)])
         with torch.no_grad():
             logits_V = _models()[0](torch.tensor([[*_prompt(), *text]])).logits[0, -1]
         law_V = reference(logits_V.masked_fill(~legal_V, -torch.inf), Warp(**options), _prompt(), text)
         for token in legal_V.nonzero()[:, 0].tolist():
             reached = mass * float(law_V[token])
-            if token == EOS:
+            if token == EOS or (reached and _trail((*text, token), grammars).exhausted):
                 found[(*text, token)] = reached
             elif reached:
                 waiting.append(((*text, token), reached))

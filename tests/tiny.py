@@ -27,11 +27,20 @@ CHATML = (
 )
 
 
-def tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of ``size`` tokens: three specials, 256 bytes, and merges of letter pairs."""
+JSON = tuple(tuple(pair.split()) for pair in ('" :', '": "', '" ,', '", "', '{ "', '" }', "[ ]"))
+
+
+def tokenizer(size: int = VOCABULARY, merged: tuple[tuple[str, ...], ...] = ()) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of ``size`` tokens: three specials, 256 bytes, and merges of letter pairs.
+
+    Args:
+        size: Of the vocabulary.
+        merged: Merges before those of letters, such as ``JSON``: large vocabularies have these.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
-    merges = []
+    merges = [(a, b) for a, b in merged]
+    vocab |= {a + b: len(vocab) + i for i, (a, b) in enumerate(merges)}
     letters = "etaoinshrdlu"
     for a in letters:
         for b in letters:

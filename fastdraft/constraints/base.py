@@ -6,11 +6,23 @@ Shapes: W words of a packed mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-__all__ = ["Constraint"]
+__all__ = ["Constraint", "Forced"]
+
+
+class Forced(NamedTuple):
+    """What must follow.
+
+    Attributes:
+        tokens: As the tokenizer would write it, as far as that does not depend on what comes behind.
+        rest: Bytes that must follow these, and may be part of several tokens; empty where there is a choice.
+    """
+
+    tokens: list[int]
+    rest: bytes = b""
 
 
 class Constraint(Protocol):
@@ -47,6 +59,6 @@ class Constraint(Protocol):
         """Moves back over the last n tokens, exactly."""
         ...
 
-    def forced(self) -> list[int]:
-        """Tokens that spell what must follow, as the tokenizer would; empty where there is a choice."""
+    def forced(self) -> Forced:
+        """What must follow, whatever the model says; empty where there is a choice."""
         ...

@@ -16,6 +16,7 @@ from fastdraft.constraints.base import Constraint
 __all__ = ["Closing"]
 
 _NEAR = 48  # tokens beyond the shortest end from which on nothing long is begun any more
+_SLACK = 4  # the longest way from the middle of a character: it may be begun, and three bytes be left to write
 _END = frozenset('"]}')
 _BEGIN = frozenset(",{[")
 _STRUCTURE = _END | _BEGIN | {":", " "}
@@ -33,9 +34,12 @@ class Closing:
         ends = sorted((text for text in vocabulary if text and set(text) <= _END), key=lambda text: (-len(text), text))
         others = [text for text in ("0", "null", "true", "false", *_LETTERS, "1", "-") if text in vocabulary]
         self._soonest = [vocabulary[text] for text in [*ends, *others]]
+        structure = (text for text in vocabulary if text and set(text) <= _STRUCTURE)
+        self._structure = [(text.encode(), vocabulary[text]) for text in sorted(structure, key=lambda t: (-len(t), t))]
         self._begin = {
             text: token for text, token in vocabulary.items() if set(text) <= _STRUCTURE and set(text) & _BEGIN
         }
+        self._words = max(vocabulary.values(), default=0) // 32 + 1
         self._letters = [vocabulary[text] for text in _LETTERS if text in vocabulary]
 
     def path(self, constraint: Constraint, most: int) -> list[int] | None:
@@ -47,7 +51,8 @@ class Closing:
         """
         made: list[int] = []
         while not constraint.finished and len(made) <= most:
-            step = constraint.forced()[: most + 1 - len(made)] or self._step(constraint)
+            tokens, rest = constraint.forced()
+            step = tokens[: most + 1 - len(made)] or self._step(constraint, rest)
             if not step:
                 break
             constraint.advance(step)
@@ -68,7 +73,7 @@ class Closing:
         path = self.path(constraint, left)
         if path is None or len(path) + _NEAR < left:
             return
-        if path and len(path) >= left - 1:
+        if path and len(path) > left - _SLACK:
             mask_W.zero_()
             _allow(mask_W, path[0])
             return
@@ -80,8 +85,28 @@ class Closing:
                     _forbid(mask_W, token)
                 constraint.rollback(1)
 
-    def _step(self, constraint: Constraint) -> list[int]:
-        return next(([token] for token in self._soonest if constraint.validate([token])), [])
+    def _step(self, constraint: Constraint, rest: bytes) -> list[int]:
+        """One token: of what must follow as much as one holds, with an end behind it if there is one; else an end."""
+        written = (token for text, token in self._structure if rest and _leads(text, rest))
+        found = next((token for token in (*written, *self._soonest) if constraint.validate([token])), None)
+        if found is None:  # such as the next byte of a character
+            mask_W = torch.zeros(self._words, dtype=torch.int32)
+            constraint.mask(mask_W)
+            found = _first(mask_W)
+        return [] if found is None else [found]
+
+
+def _first(mask_W: Tensor) -> int | None:
+    """The lowest token of a mask."""
+    for byte, value in enumerate(mask_W.view(torch.uint8).tolist()):
+        if value:
+            return 8 * byte + (int(value) & -int(value)).bit_length() - 1
+    return None
+
+
+def _leads(text: bytes, rest: bytes) -> bool:
+    """Whether a token writes some of what must follow, or all of it and then ends something."""
+    return rest.startswith(text) or (text.startswith(rest) and set(text[len(rest) :].decode()) <= _END)
 
 
 def _allows(mask_W: Tensor, token: int) -> bool:

@@ -67,6 +67,14 @@ class Grammars:
             return made()
 
     @cached_property
+    def key_ends(self) -> dict[bytes, int]:
+        """What is likely written behind a key, as one token where there is one."""
+        words: dict[str, int] = self._tokenizer.get_vocab()
+        return {
+            text.encode(): words[text] for text in ('":', '":"') if words.get(text, self._vocabulary) < self._vocabulary
+        }
+
+    @cached_property
     def closing(self) -> Closing:
         """The ends of JSON texts in this tokenizer's words."""
         words: dict[str, int] = self._tokenizer.get_vocab()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastdraft.constraints.base import Forced
 from fastdraft.errors import ConstraintDeadEndError, InvalidConstraintError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -31,11 +32,13 @@ class LlguidanceConstraint:
     Args:
         matcher: An ``LLMatcher`` of its own.
         eos: End-of-sequence ids, which the matcher counts among what may follow.
+        spell: The bytes of tokens.
     """
 
-    def __init__(self, matcher: Any, eos: Sequence[int]) -> None:
+    def __init__(self, matcher: Any, eos: Sequence[int], spell: Callable[[list[int]], bytes]) -> None:
         self._matcher = matcher
         self._eos = eos
+        self._spell = spell
 
     @property
     def finished(self) -> bool:
@@ -71,9 +74,10 @@ class LlguidanceConstraint:
         self._matcher.rollback(n)
         self._check()
 
-    def forced(self) -> list[int]:
+    def forced(self) -> Forced:
         """See the protocol."""
-        return list(self._matcher.compute_ff_tokens())
+        tokens = list(self._matcher.compute_ff_tokens())
+        return Forced(tokens, bytes(self._matcher.compute_ff_bytes())[len(self._spell(tokens)) :])
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -106,13 +110,14 @@ class Llguidance:
         """
         import llguidance
 
+        spell = self._words.decode_bytes
         matcher = llguidance.LLMatcher(self._words, _grammar(spec), log_level=0)
         if matcher.is_error():
             raise InvalidConstraintError(
                 f"{spec.label} cannot be enforced: {_plain(matcher.get_error())}.",
                 hint="Simplify it, or leave out what is named.",
             )
-        first = LlguidanceConstraint(matcher.deep_copy(), self._eos)
+        first = LlguidanceConstraint(matcher.deep_copy(), self._eos, spell)
         allowed_W = torch.zeros(-(-self._vocabulary // 32), dtype=torch.int32)
         with contextlib.suppress(ConstraintDeadEndError):
             first.mask(allowed_W)
@@ -120,7 +125,7 @@ class Llguidance:
             raise InvalidConstraintError(
                 f"{spec.label} accepts nothing that this tokenizer can write.", hint="Check where its text may begin."
             )
-        return lambda: LlguidanceConstraint(matcher.deep_copy(), self._eos)
+        return lambda: LlguidanceConstraint(matcher.deep_copy(), self._eos, spell)
 
     def spellings(self) -> list[bytes]:
         """The bytes that each usable token writes; of control tokens what stands for them."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastdraft.constraints.base import Forced
 from fastdraft.errors import InvalidConstraintError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class IndexConstraint:
         if n:
             self._guide.rollback_state(n)
 
-    def forced(self) -> list[int]:
+    def forced(self) -> Forced:
         """See the protocol; here only where a single token may follow."""
         found: list[int] = []
         while len(found) < _RUN and not self.finished:
@@ -93,7 +94,7 @@ class IndexConstraint:
             self.advance(allowed)
             found += allowed
         self.rollback(len(found))
-        return found
+        return Forced(found)
 
 
 class OutlinesCore:

@@ -9,10 +9,12 @@ Shapes: G drafted tokens, W words of a packed mask.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ from fastdraft.constraints.closing import Closing
 
 __all__ = ["Trail"]
 
+_FAR = 64  # forced tokens at once; no draft is longer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,9 +60,9 @@ class Trail:
         ends: Tokens that end the call.
         closing: Steers to the end where tokens run out; None lets them.
         budget: Tokens the output may have.
+        guesses: How bytes that must follow are likely to be written where several tokens can, before the text tells.
 
     Attributes:
-        ended: Whether the walk went over an end.
         error: What the constraint raised.
         seconds: Spent here so far.
     """
@@ -72,6 +75,7 @@ class Trail:
         *,
         closing: Closing | None = None,
         budget: int = 0,
+        guesses: Mapping[bytes, int] = MappingProxyType({}),
     ) -> None:
         self._start = start
         self._constraint = start()
@@ -79,23 +83,20 @@ class Trail:
         self._is_stuck = False  # over a draft
         self._closing = closing
         self._left = budget  # after what is committed
+        self._habits = {written: Counter([token]) for written, token in guesses.items()}
+        self._is_amid = False  # of bytes that must follow, and that were not written by one token
         self._words = -(-vocabulary // 32)
         self._ends = sorted(end for end in ends if end < vocabulary)
         self._walked = 0
         self._is_timing = False
-        self.ended = False
+        self._ended = False  # over a draft
         self.error: Exception | None = None
         self.seconds = 0.0
 
     @property
     def exhausted(self) -> bool:
-        """Whether the committed text is complete and nothing but an end can follow it."""
-        return not self._walked and self.error is None and self._constraint.exhausted
-
-    @property
-    def done(self) -> bool:
-        """Whether the committed text is complete and nothing, not even an end, can follow it."""
-        return not self._ends and self.exhausted
+        """Whether the walk is over: it went over an end, or the text is complete and nothing but an end can follow."""
+        return not self._is_silent and (self._ended or (self._constraint.exhausted and self._constraint.finished))
 
     @property
     def whole(self) -> bool:
@@ -109,8 +110,8 @@ class Trail:
         if self._is_silent:
             return out_W
         with self._kept():
-            finished = self.ended or self._constraint.finished
-            if not self.ended:
+            finished = self._ended or self._constraint.finished
+            if not self._ended:
                 self._constraint.mask(out_W)
                 if self._closing is not None and not finished:
                     self._closing.narrow(self._constraint, out_W, self._left - self._walked)
@@ -123,7 +124,7 @@ class Trail:
     @_timed
     def allows(self, tokens: Sequence[int]) -> int:
         """How many of the tokens, from the first, may follow the walk; an end is the last one."""
-        if self.ended or self._is_silent:
+        if self._ended or self._is_silent:
             return 0
         size = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         legal = 0
@@ -139,33 +140,55 @@ class Trail:
 
     @_timed
     def forced(self) -> list[int]:
-        """Tokens that spell what must follow the walk, up to one that is an end; where nothing may follow, an end."""
-        if self.ended or self._is_silent:
+        """Tokens that spell what must follow the walk, up to one that is an end.
+
+        What several tokens can write, such as the quotes and the colon behind a key, is taken to be written as it
+        mostly was before in this text.
+        """
+        if self._ended or self._is_silent:
             return []
         found: list[int] = []
+        start = self._walked
         with self._kept():
-            if self._constraint.exhausted:
-                return self._ends[:1]
-            found = [*takewhile(lambda token: token not in self._ends, self._constraint.forced())]
+            while len(found) < _FAR:
+                tokens, rest = self._constraint.forced()
+                step = [*takewhile(lambda token: token not in self._ends, tokens)]
+                found += step
+                if len(step) < len(tokens) or rest not in self._habits:
+                    break
+                self._onward(step)
+                habit = self._habits[rest].most_common(1)[0][0]
+                if not self._constraint.validate([habit]):
+                    break
+                found.append(habit)
+                self._onward([habit])
+            if self._walked > start:
+                self._constraint.rollback(self._walked - start)
+                self._walked = start
         return [] if self._is_silent else found
 
     @_timed
     def walk(self, tokens: Sequence[int]) -> None:
         """Goes on over tokens that may follow; after an end it goes nowhere."""
         for token in tokens:
-            if self.ended or self._is_silent:
+            if self._ended or self._is_silent:
                 return
             if token in self._ends:
-                self.ended = True
+                self._ended = True
                 return
-            self._walked += 1
             with self._kept():
-                self._constraint.advance([token])
+                self._onward([token])
+
+    def _onward(self, tokens: Sequence[int]) -> None:
+        """Goes on over tokens that are not ends."""
+        self._walked += len(tokens)
+        if tokens:
+            self._constraint.advance(tokens)
 
     @_timed
     def back(self) -> None:
         """Returns to the committed tokens."""
-        walked, self._walked, self.ended = self._walked, 0, False
+        walked, self._walked, self._ended = self._walked, 0, False
         with self._kept():
             if self._is_stuck:
                 self._constraint = self._start()
@@ -197,12 +220,21 @@ class Trail:
     @_timed
     def commit(self, token: int) -> None:
         """Moves on for good; an end moves nothing."""
-        assert not self._walked and not self.ended, "a draft was left on the trail"
+        assert not self._walked and not self._ended, "a draft was left on the trail"
         self._left -= 1
         if token not in self._ends and self.error is None:
             self._committed.append(token)
             with self._kept():
+                self._learn(token)
                 self._constraint.advance([token])
+
+    def _learn(self, token: int) -> None:
+        """Notes how bytes that must follow are written; only from their first on, the rest would be a habit of none."""
+        tokens, rest = self._constraint.forced()
+        is_open = bool(rest) and not tokens
+        if is_open and not self._is_amid:
+            self._habits.setdefault(rest, Counter())[token] += 1
+        self._is_amid = is_open
 
     @property
     def _is_silent(self) -> bool:

@@ -30,6 +30,7 @@ _HISTORY = 24  # observations from which a source has a history
 _UNKNOWN = 3.0  # what a source without one may cost, in shares of one call: found out once, it is known
 _NEAR = 8  # lag up to which a source counts as caught up
 _SIGHT = 4  # tokens ahead that a stop looks
+_PACE_KEEP = 0.9
 _TYPICAL, _TYPICAL_KEEP = 128.0, 0.9  # tokens of a call, and weight of the calls before in what is typical
 
 
@@ -130,6 +131,7 @@ class AdaptiveController:
         self._stops = stops
         self._acceptance: dict[Key, Acceptance] = {}
         self._savings: dict[Key, Savings] = {}
+        self._pace: dict[Key, float] = {}  # seconds that a drafted token takes, as a share of a step's
         self._typical = _TYPICAL
 
     def start(self, params: SamplingParams) -> Course:
@@ -190,6 +192,10 @@ class AdaptiveController:
         turn.course.asked = turn.course.key(offer.name, offer.key)
         return Plan(offer.name, min(offer.most, gamma))
 
+    def _step(self, course: Course, offer: Offer, prices: _Prices) -> float:
+        """Seconds that a drafted token is expected to take: one forward of a model may give several."""
+        return prices.step(offer) * self._pace.get(course.key(offer.name, ""), 1.0)
+
     def _curve(self, course: Course, offer: Offer) -> tuple[float, ...]:
         """The acceptance of each position that a call may expect."""
         return course.lean(offer.name).shift(self._known(course.key(offer.name, offer.key)).curve)
@@ -200,7 +206,7 @@ class AdaptiveController:
     def _bids(self, turn: Turn, offer: Offer, most: int, prices: _Prices) -> list[_Bid]:
         """Every draft length of an offer, from 1."""
         curve = self._curve(turn.course, offer)
-        step, late = prices.step(offer), prices.catch_up(offer) / self._ahead(turn)
+        step, late = self._step(turn.course, offer, prices), prices.catch_up(offer) / self._ahead(turn)
         found, tokens, reach = [], 1.0 + turn.lead, 1.0
         for gamma in range(1, most + 1):
             reach *= curve[min(gamma, MOST) - 1]
@@ -236,7 +242,12 @@ class AdaptiveController:
         for offer in offers:
             course = turn.course
             tokens = 1 + turn.lead + self._curve(course, offer)[0]
-            cost = prices.verify(turn.lead + 1) + prices.step(offer) + prices.catch_up(offer) - tokens / rate
+            cost = (
+                prices.verify(turn.lead + 1)
+                + self._step(course, offer, prices)
+                + prices.catch_up(offer)
+                - tokens / rate
+            )
             savings, allowance = self._savings_of(course.key(offer.name, "")), self._allowance(turn, prices)
             # Probes may cost half of what a call may lose; what is left covers drafts that were expected to pay.
             fits = course.lost + cost <= allowance / 2
@@ -255,7 +266,7 @@ class AdaptiveController:
             return Plan(offer.name, gamma)
         curve = self._curve(turn.course, offer)[: gamma + 1]
         mean = sum(curve) / len(curve)
-        step = prices.step(offer)
+        step = self._step(turn.course, offer, prices)
         rows, steps = [], []
         for drawn in range(most):
             # The next token is worth what it and those after it bring: a dear row may be followed by cheap ones.
@@ -276,6 +287,7 @@ class AdaptiveController:
             self._costs.observe(source, forwards, seconds, kind)
         if not played:
             return
+        self._time(played, spent, kind)
         prices = _Prices(self._costs, len(played), spent.verify.context, kind)
         asked = Counter(p.plan.source for p in played)
         drafting = {source: seconds / max(1, asked[source]) for source, _, seconds in spent.drafts}
@@ -289,6 +301,18 @@ class AdaptiveController:
                 course.leniency.observe(one.drafted, one.accepted)
             if one.done:
                 self._typical = _TYPICAL_KEEP * self._typical + (1 - _TYPICAL_KEEP) * course.tokens
+
+    def _time(self, played: Sequence[Played], spent: Spent, kind: str) -> None:
+        """Learns how many tokens a draft model's forwards give."""
+        for source, forwards, _ in spent.drafts:
+            mine = [one for one in played if one.plan.source == source and one.drafted]
+            steps = [self._costs.step(source, f.rows, f.context, kind) for f in forwards if f.kept]
+            one_each = self._costs.step(source, len(mine), spent.verify.context, kind)
+            if not (mine and steps and one_each):
+                continue
+            pace = sum(steps) / (one_each * max(one.drafted for one in mine))
+            for key in {one.course.key(source, "") for one in mine}:
+                self._pace[key] = _PACE_KEEP * self._pace.get(key, 1.0) + (1 - _PACE_KEEP) * min(pace, 1.0)
 
     def _settle(self, one: Played, loss: float, seconds: float) -> None:
         """One request's part of a round: what its drafts cost, and what they say of the next ones."""

@@ -98,10 +98,14 @@ class Table:
 
     def truncate(self, n: int) -> None:
         """Forgets the tokens from position n on, and gives back the blocks that hold none of the others."""
-        assert n >= 0, n
-        self.length = min(self.length, n)
+        self.rewind(n)
         while len(self.blocks) > self._span(self.length):
             self.pool.give(self.blocks.pop())
+
+    def rewind(self, n: int) -> None:
+        """Forgets the tokens from position n on, and keeps their blocks for those that come instead."""
+        assert n >= 0, n
+        self.length = min(self.length, n)
         del self._chain[self.length // self.pool.block_size :]
 
     def publish(self, tokens: Sequence[int]) -> None:

@@ -5,8 +5,7 @@ Shapes: B requests still drafting, V vocabulary, K tokens that drafts of a step 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from fastdraft.kv.table import Table
 from fastdraft.models.frequent import Others
 from fastdraft.models.runner import Feed, Runner
 from fastdraft.proposers.base import Proposal
+from fastdraft.proposers.growing import Growing
+from fastdraft.proposers.guesses import Guesses
 from fastdraft.proposers.own_tokens import OwnTokens
 from fastdraft.request import Request
 from fastdraft.round import FORCED, Draft, Plan, Stop
@@ -32,54 +33,6 @@ __all__ = ["DraftModelProposer"]
 _PACKED = 32  # lagging tokens that ride along in the batch's first draft forward; more would make it unboundedly large
 
 
-@dataclass(slots=True)
-class _Growing:
-    """One request's draft while it is made.
-
-    Attributes:
-        lead: Tokens that were drafted before it in this round.
-        tokens: Its own, a tensor each.
-        sources: The source of each.
-        sampled: Which of them were drawn.
-        q: The distribution of each that was drawn.
-        levels: How sure the draft was of each that no grammar forced, and of the position at which it stopped.
-        fed: Of lead and own tokens, those the model has seen.
-        reach: Estimated probability that all tokens so far are accepted.
-    """
-
-    lead: list[int]
-    tokens: list[Tensor] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    sampled: list[int] = field(default_factory=list)
-    q: list[Tensor] = field(default_factory=list)
-    levels: list[Tensor] = field(default_factory=list)
-    fed: int = 0
-    reach: float = 1.0
-
-    @property
-    def offset(self) -> int:
-        """Drafted tokens of the round before the next one."""
-        return len(self.lead) + len(self.tokens)
-
-    def unfed(self) -> Tensor:
-        """Own tokens that the model has not seen; marks them as seen."""
-        fresh = self.tokens[self.fed - len(self.lead) :]
-        self.fed = self.offset
-        return torch.cat(fresh)
-
-    def add(self, token: Tensor, source: str, q_1V: Tensor | None) -> None:
-        """Appends a token and, where it was drawn, its distribution."""
-        if q_1V is not None:
-            self.sampled.append(len(self.tokens))
-            self.q.append(q_1V)
-        self.tokens.append(token)
-        self.sources.append(source)
-
-    def goes_on(self, stop: Stop | None) -> bool:
-        """Whether a further step is worth its forward."""
-        return stop is None or self.reach >= stop.step[len(self.tokens)]
-
-
 class DraftModelProposer:
     """Drafts a whole batch step by step, under each request's own penalties, temperature and truncation.
 
@@ -91,6 +44,8 @@ class DraftModelProposer:
         chunk: Tokens fed at once while catching up.
         kept: Ids of the tokens its output layer has; None for the first ones.
         others: What that layer can be asked for beside them: the tokens of a call's own text.
+        guesses: Whether tokens that the text suggests are tried several at once; each is then compared on the host.
+        spaceless: Gives `fastdraft.proposers.spaces.spaceless` of the tokenizer's vocabulary.
     """
 
     def __init__(
@@ -103,6 +58,8 @@ class DraftModelProposer:
         chunk: int,
         kept: Sequence[int] | None = None,
         others: Others | None = None,
+        guesses: bool = False,
+        spaceless: Callable[[], Mapping[int, int]] = dict[int, int],
     ) -> None:
         self.name = name
         self.runner = runner
@@ -110,7 +67,8 @@ class DraftModelProposer:
         self._vocabulary = vocabulary
         self._chunk = chunk
         self.kept = None if kept is None else tuple(kept)
-        self._own = None if others is None or kept is None else OwnTokens(others, kept)
+        self._own = None if others is None or kept is None else OwnTokens(others, kept, spaceless)
+        self._guesses = Guesses(spaceless) if guesses else None
         self._sayable_K = self._kept_K = None if kept is None else torch.tensor(kept, device=runner.device)
         self._tables: dict[Request, Table] = {}
         self._edges = torch.tensor(EDGES, device=runner.device)
@@ -125,31 +83,46 @@ class DraftModelProposer:
 
     def propose(self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]) -> Proposal:
         """Sampled drafts with their exact q; point masses at temperature 0, and where a grammar leaves no choice."""
-        found = [_Growing(list(lead)) for lead in leads]
+        found = [Growing(list(lead)) for lead in leads]
         forwards: list[Forward] = []
         self._suspects.clear()  # those of a round that failed
         limits = [self._admit(r, len(g.lead), p.gamma) for r, g, p in zip(requests, found, plans, strict=True)]
+        own = None if self._own is None else self._own.ask(requests)
+        if self._kept_K is not None:
+            self._sayable_K = self._kept_K if own is None else torch.cat([self._kept_K, own.ids_E])
         active = self._catch_up(requests, limits, forwards)
+        logits_RV = torch.zeros(0)
         while active:
-            scores_BK = self._scores([requests[i] for i in active], [found[i] for i in active], forwards)
+            ready = [i for i in active if found[i].row is not None]
+            if not ready:
+                ready, mine = active, [found[i] for i in active]
+                rooms = [limits[i] - len(found[i].tokens) - 1 for i in active]
+                logits_RV = self._forward([requests[i] for i in active], mine, rooms, forwards)
+            logits_BV = logits_RV[[found[i].row for i in ready]]
+            if own is not None:
+                logits_BV = own.mask(logits_BV, ready)
+            scores_BK = self._scores([requests[i] for i in ready], [found[i] for i in ready], logits_BV)
             # Where a grammar allows nothing that the draft can say, its draft ends, whatever it would have drawn.
-            going = list(range(len(active)))
-            if any(requests[i].trail is not None for i in active):
+            going = list(range(len(ready)))
+            if any(requests[i].trail is not None for i in ready):
                 going = scores_BK.amax(-1).isfinite().nonzero()[:, 0].tolist()
-            going = self._sure(scores_BK, going, [found[i] for i in active], [plans[i].stop for i in active])
-            if len(going) < len(active):
-                active = [active[row] for row in going]
-                if not active:
-                    break
-                scores_BK = scores_BK[going]
-            p_BV, chosen_B = self._draw([requests[i] for i in active], [found[i].offset for i in active], scores_BK)
-            for row, i in enumerate(active):
-                q_1V = None if requests[i].warp.greedy else p_BV[row : row + 1]
-                found[i].add(chosen_B[row : row + 1], self.name, q_1V)
-            active = [i for i in active if self._goes_on(requests[i], found[i], limits[i], plans[i].stop)]
+            going = self._sure(scores_BK, going, [found[i] for i in ready], [plans[i].stop for i in ready])
+            drawing = [ready[row] for row in going]
+            if drawing:
+                if len(going) < len(ready):
+                    scores_BK = scores_BK[going]
+                offsets = [found[i].offset for i in drawing]
+                p_BV, chosen_B = self._draw([requests[i] for i in drawing], offsets, scores_BK)
+                for row, i in enumerate(drawing):
+                    q_1V = None if requests[i].warp.greedy else p_BV[row : row + 1]
+                    found[i].add(chosen_B[row : row + 1], self.name, q_1V)
+            on = {i for i in drawing if self._goes_on(requests[i], found[i], limits[i], plans[i].stop)}
+            active = [i for i in active if i in on or i not in ready]
+        if self._guesses is not None:
+            self._guesses.learn(trial for growing in found for trial in growing.trials)
         return Proposal([self._join(growing) for growing in found], tuple(forwards))
 
-    def _goes_on(self, request: Request, growing: _Growing, limit: int, stop: Stop | None) -> bool:
+    def _goes_on(self, request: Request, growing: Growing, limit: int, stop: Stop | None) -> bool:
         """Whether a request drafts another token; what its grammar forces after the last one is added first."""
         if request.trail is not None:
             request.trail.walk(growing.tokens[-1].tolist())
@@ -157,12 +130,12 @@ class DraftModelProposer:
             request.trail.walk(forced)
             for token in forced:
                 growing.add(torch.tensor([token], device=self.runner.device), FORCED, None)
-            if request.trail.ended:
+            if request.trail.exhausted:
                 return False
         return len(growing.tokens) < limit and growing.goes_on(stop)
 
     def _sure(
-        self, scores_BK: Tensor, rows: Sequence[int], found: Sequence[_Growing], stops: Sequence[Stop | None]
+        self, scores_BK: Tensor, rows: Sequence[int], found: Sequence[Growing], stops: Sequence[Stop | None]
     ) -> list[int]:
         """Rows whose token is worth a verify; decided by the draft's confidence, before any token is drawn."""
         confidence_B = (scores_BK.amax(-1) - scores_BK.logsumexp(-1)).exp()
@@ -181,7 +154,7 @@ class DraftModelProposer:
                 sure.append(row)
         return sure
 
-    def _join(self, growing: _Growing) -> Draft:
+    def _join(self, growing: Growing) -> Draft:
         levels_L = torch.cat(growing.levels) if growing.levels else None
         if not growing.tokens:
             return Draft(torch.zeros(0, dtype=torch.int64, device=self.runner.device), levels_L=levels_L)
@@ -232,25 +205,50 @@ class DraftModelProposer:
                 ready.append(i)
         return ready
 
-    def _scores(self, requests: Sequence[Request], growing: Sequence[_Growing], forwards: list[Forward]) -> Tensor:
-        """One forward of the batch: each request's scores of the next position, of the tokens that it can propose."""
+    def _forward(
+        self, requests: Sequence[Request], growing: Sequence[Growing], rooms: Sequence[int], forwards: list[Forward]
+    ) -> Tensor:
+        """One forward of the batch: each request's logits of the next position, and of those behind guessed tokens.
+
+        Args:
+            requests: Those that draft.
+            growing: Their drafts; told which row is whose.
+            rooms: Tokens that may be fed behind each one's own.
+            forwards: What was run so far.
+        """
         tables = [self._tables[r] for r in requests]
-        feeds = []
-        for request, table, one in zip(requests, tables, growing, strict=True):
+        feeds: list[Feed] = []
+        keep: list[int] = []
+        for request, table, one, room in zip(requests, tables, growing, rooms, strict=True):
+            table.rewind(len(request.tokens) + one.fed)  # what was guessed and not drawn
+            one.guessed, one.match = self._guess(request, one, room)
+            behind_G = torch.tensor(one.guessed, dtype=torch.int64, device=self.runner.device)
             if one.tokens:
-                feeds.append(Feed((), one.unfed()))
+                feeds.append(Feed((), torch.cat([one.unfed(), behind_G])))
             else:
-                feeds.append(Feed([*request.tokens[table.length :], *one.lead]))
+                feeds.append(Feed([*request.tokens[table.length :], *one.lead], behind_G if one.guessed else None))
                 one.fed = len(one.lead)
-        forwards.append(Forward(sum(feed.size for feed in feeds), len(feeds), sum(t.length for t in tables)))
-        own = None if self._own is None else self._own.ask(requests)
-        logits_BV = self.runner.forward(feeds, tables, [1] * len(feeds)).logits_RV
-        if self._kept_K is not None:
-            self._sayable_K = self._kept_K
-            if own is not None:
-                self._sayable_K = torch.cat([self._kept_K, own.ids_E])
-                logits_BV = own.mask(logits_BV)
-            every_BV = torch.full((len(feeds), self._vocabulary), -torch.inf, device=logits_BV.device)
+            one.row = sum(keep)
+            keep.append(1 + len(one.guessed))
+        forwards.append(Forward(sum(feed.size for feed in feeds), sum(keep), sum(t.length for t in tables)))
+        logits_RV = self.runner.forward(feeds, tables, keep).logits_RV
+        broken_R = ~logits_RV.amax(-1).isfinite()
+        if sum(keep) > len(keep):
+            broken_R = torch.stack([mine.any() for mine in torch.split(broken_R, keep)])
+        self._suspects.append((requests, broken_R))
+        return logits_RV
+
+    def _guess(self, request: Request, growing: Growing, room: int) -> tuple[list[int], int]:
+        """Tokens that may follow, as far as a grammar allows them."""
+        if self._guesses is None:
+            return [], 0
+        found, match = self._guesses.guess(request, self._drafted(growing).tolist(), room)
+        return (found if request.trail is None else found[: request.trail.allows(found)]), match
+
+    def _scores(self, requests: Sequence[Request], growing: Sequence[Growing], logits_BV: Tensor) -> Tensor:
+        """Scores of the tokens that each request can propose at its next position."""
+        if self._sayable_K is not None:
+            every_BV = torch.full((len(requests), self._vocabulary), -torch.inf, device=logits_BV.device)
             logits_BV = every_BV.index_copy_(1, self._sayable_K, logits_BV.float())
         elif logits_BV.shape[1] < self._vocabulary:
             missing = self._vocabulary - logits_BV.shape[1]
@@ -261,9 +259,7 @@ class DraftModelProposer:
         ]
         scores_BV = scores(logits_BV, histories)
         scores_BK = self._sayable(scores_BV)
-        best_B1 = scores_BK.amax(-1, keepdim=True)
-        sound_B1 = best_B1.isfinite()
-        self._suspects.append((requests, (~sound_B1 & (best_B1 != -torch.inf))[:, 0]))
+        sound_B1 = scores_BK.amax(-1, keepdim=True).isfinite()
         # A broken draft guesses evenly: an exact q like any other, and no other request suffers.
         ruled = [(row, r.trail, r) for row, r in enumerate(requests) if r.trail is not None]
         if not ruled:
@@ -277,7 +273,7 @@ class DraftModelProposer:
         """Scores of the tokens it can propose, perhaps a tenth of all."""
         return scores_BV if self._sayable_K is None else scores_BV.index_select(1, self._sayable_K)
 
-    def _drafted(self, growing: _Growing) -> Tensor:
+    def _drafted(self, growing: Growing) -> Tensor:
         """The round's drafted tokens so far."""
         lead = torch.tensor(growing.lead, dtype=torch.int64, device=self.runner.device)
         return torch.cat([lead, *growing.tokens])
@@ -335,6 +331,8 @@ class DraftModelProposer:
         """Gives the request's blocks back."""
         if self._own is not None:
             self._own.forget(request)
+        if self._guesses is not None:
+            self._guesses.forget(request)
         table = self._tables.pop(request, None)
         if table is not None:
             table.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 
 import torch
 
@@ -15,7 +14,6 @@ from fastdraft.round import FORCED, Draft, Plan
 
 __all__ = ["Lookup", "NGramProposer"]
 
-_SPACES = ("\u0120", "\u2581")  # as byte-level and SentencePiece tokenizers write one
 _LENGTHS = ("", "1", "2", "3", "4-5", "4-5", "6-7", "6-7", "8+")  # of a match: what is learnt of each by itself
 
 
@@ -85,16 +83,16 @@ class NGramProposer:
     Args:
         spec: Match lengths and name.
         device: Where drafts are wanted.
-        words: Gives the tokenizer's vocabulary.
+        spaceless: Gives `fastdraft.proposers.spaces.spaceless` of the tokenizer's vocabulary.
     """
 
     def __init__(
-        self, spec: NGram, device: torch.device, words: Callable[[], Mapping[str, int]] = dict[str, int]
+        self, spec: NGram, device: torch.device, spaceless: Callable[[], Mapping[int, int]] = dict[int, int]
     ) -> None:
         self.name = spec.name
         self._spec = spec
         self._device = device
-        self._words = words
+        self._spaceless = spaceless
         self._indexes: dict[Request, Lookup] = {}
 
     def offer(self, request: Request, lead: Sequence[int]) -> Offer:
@@ -123,7 +121,7 @@ class NGramProposer:
                 trail.walk(forced)
                 ids += [*found, *forced]
                 sources += [self.name] * len(found) + [FORCED] * len(forced)
-                if not found or trail.ended:
+                if not found or trail.exhausted:
                     break
         return Draft(torch.tensor(ids, dtype=torch.int64, device=self._device), tuple(sources))
 
@@ -134,14 +132,8 @@ class NGramProposer:
                 self._indexes[request] = Lookup(spec.min, spec.max)
             else:
                 least = spec.min if "min" in spec.model_fields_set else 1
-                self._indexes[request] = Lookup(least, spec.max, self._spaceless)
+                self._indexes[request] = Lookup(least, spec.max, self._spaceless())
         return self._indexes[request]
-
-    @cached_property
-    def _spaceless(self) -> dict[int, int]:
-        """For words with a space before them, the same without."""
-        words = self._words()
-        return {token: words[text[1:]] for text, token in words.items() if text[:1] in _SPACES and text[1:] in words}
 
     def observe(self, requests: Sequence[Request]) -> None:
         """Nothing to do: the index reads committed tokens only."""

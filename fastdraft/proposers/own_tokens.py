@@ -5,7 +5,7 @@ Shapes: B requests, K kept tokens, E further ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ __all__ = ["Asked", "OwnTokens"]
 
 
 class Asked(NamedTuple):
-    """What a forward scores behind the kept tokens.
+    """What a round's forwards score behind the kept tokens.
 
     Attributes:
         ids_E: The tokens of all requests together, ascending.
@@ -29,11 +29,16 @@ class Asked(NamedTuple):
     ids_E: Tensor
     foreign: Sequence[Sequence[int]]
 
-    def mask(self, logits_BV: Tensor) -> Tensor:
-        """Takes from each request what belongs to others alone: what it drafts must not depend on who else runs."""
+    def mask(self, logits_BV: Tensor, requests: Sequence[int]) -> Tensor:
+        """Takes from each request what belongs to others alone: what it drafts must not depend on who else runs.
+
+        Args:
+            logits_BV: A row a request; changed in place.
+            requests: Which of those that were asked for.
+        """
         first = logits_BV.shape[1] - len(self.ids_E)
-        for row, columns in enumerate(self.foreign):
-            if columns:
+        for row, request in enumerate(requests):
+            if columns := self.foreign[request]:
                 logits_BV[row, [first + column for column in columns]] = -torch.inf
         return logits_BV
 
@@ -47,20 +52,22 @@ class _Text:
 
 
 class OwnTokens:
-    """Keeps them for each request, prompt and committed output.
+    """Keeps them for each request, prompt and committed output; under a grammar also without the space before them.
 
     Args:
         others: What the head can be asked for.
         kept: The head's tokens.
+        spaceless: Gives `fastdraft.proposers.spaces.spaceless` of the tokenizer's vocabulary.
     """
 
-    def __init__(self, others: Others, kept: Sequence[int]) -> None:
+    def __init__(self, others: Others, kept: Sequence[int], spaceless: Callable[[], Mapping[int, int]]) -> None:
         self._others = others
         self._kept = frozenset(kept)
+        self._spaceless = spaceless
         self._texts: dict[Request, _Text] = {}
 
     def ask(self, requests: Sequence[Request]) -> Asked:
-        """Makes the head's next forwards score the tokens of these requests."""
+        """Makes the head's forwards of a round score the tokens of its requests."""
         each = [self._read(request) for request in requests]
         ids = sorted(set().union(*each))
         self._others.ask(ids)
@@ -69,9 +76,12 @@ class OwnTokens:
 
     def _read(self, request: Request) -> set[int]:
         text = self._texts.setdefault(request, _Text())
-        tokens, limit = request.tokens, self._others.tokens
-        text.ids.update(t for t in tokens[text.read :] if t < limit and t not in self._kept)
-        text.read = len(tokens)
+        fresh, limit = request.tokens[text.read :], self._others.tokens
+        if request.trail is not None:
+            same = self._spaceless()
+            fresh += [same[token] for token in fresh if token in same]
+        text.ids.update(token for token in fresh if token < limit and token not in self._kept)
+        text.read = len(request.tokens)
         return text.ids
 
     def forget(self, request: Request) -> None:

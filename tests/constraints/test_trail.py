@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastdraft.constraints.base import Forced
 from fastdraft.constraints.grammars import Grammars
 from fastdraft.constraints.trail import Trail
 from fastdraft.constraints.types import Spec
@@ -24,8 +25,13 @@ INVOICE = {
     "required": ["customer", "total"],
     "additionalProperties": False,
 }
+STRING, KEYS = {"type": "string", "maxLength": 6}, ["customer", "total", "city"]
 SPECS = {
     "json": ("json", INVOICE),
+    "two": (
+        "json",
+        {"type": "object", "properties": {k: STRING for k in KEYS}, "required": KEYS, "additionalProperties": False},
+    ),
     "any": ("json", {}),
     "regex": ("regex", "[a-c]{2,3}(x|yy)?"),
     "choice": ("choice", ["yes", "no", "not sure"]),
@@ -46,8 +52,8 @@ def legal(mask_W: torch.Tensor) -> list[int]:
     return [t for t in range(tiny.VOCABULARY) if mask_W.view(torch.uint8)[t >> 3] >> (t & 7) & 1]
 
 
-def trail(grammars: Grammars, name: str, ends: tuple[int, ...] = (EOS,)) -> Trail:
-    return Trail(lambda: grammars.start(spec(*SPECS[name])), tiny.VOCABULARY, ends)
+def trail(grammars: Grammars, name: str, ends: tuple[int, ...] = (EOS,), **options: Any) -> Trail:
+    return Trail(lambda: grammars.start(spec(*SPECS[name])), tiny.VOCABULARY, ends, **options)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -69,7 +75,7 @@ def test_every_walk_is_undone_exactly_and_masks_tell_what_follows(grammars: Gram
                 assert one.allows([strange]) == (strange in step)
                 one.walk([token])
                 draft.append(token)
-                if one.ended:
+                if one.exhausted:
                     break
             one.back()
             assert torch.equal(one.mask(), before)
@@ -84,8 +90,8 @@ def test_every_walk_is_undone_exactly_and_masks_tell_what_follows(grammars: Gram
             if draft and token == draft[0]:
                 assert torch.equal(one.mask(), masks[1])
         text = TOKENIZER.decode(ids[:-1] if ids[-1] == EOS else ids)
-        if ids[-1] == EOS and name == "json":
-            assert list(json.loads(text)) == ["customer", "total"]
+        if ids[-1] == EOS and name in ("json", "two"):
+            assert list(json.loads(text)) == SPECS[name][1]["required"]
 
 
 def test_masks_of_a_draft_stop_at_its_first_illegal_token(grammars: Grammars) -> None:
@@ -109,9 +115,9 @@ def test_an_end_is_legal_exactly_where_the_text_may_end(grammars: Grammars) -> N
         assert [end in legal(one.mask()) for end in (EOS, 1)] == [may_end] * 2
         assert one.allows([EOS]) == may_end
     one.walk([EOS])
-    assert one.ended and one.allows([a]) == 0 and one.forced() == []
+    assert one.exhausted and one.allows([a]) == 0 and one.forced() == []
     one.back()
-    assert not one.ended
+    assert not one.exhausted
 
 
 def test_what_must_come_is_spelled_as_the_tokenizer_would(grammars: Grammars) -> None:
@@ -122,17 +128,38 @@ def test_what_must_come_is_spelled_as_the_tokenizer_would(grammars: Grammars) ->
     assert one.allows(forced) == len(forced)
     for token in TOKENIZER('{"customer":"ab","total":7}').input_ids:
         one.commit(token)
-    assert one.forced() == [EOS], "nothing else may follow"
+    assert one.forced() == [] and one.exhausted, "nothing may follow"
 
 
-def test_an_exhausted_text_forces_an_end_or_is_done_without_one(grammars: Grammars) -> None:
+def test_what_several_tokens_can_spell_is_spelt_as_it_was_before_in_the_text() -> None:
+    words = tiny.tokenizer(merged=tiny.JSON)
+    grammars = Grammars(words, tiny.VOCABULARY, [EOS])
+    one = trail(grammars, "two")
+    assert words.decode(one.forced()) == '{"customer', "who knows which token holds the quotes behind it"
+    for token in words('{"customer":"ab","').input_ids:
+        one.commit(token)
+    forced = one.forced()
+    assert forced == words('total":"').input_ids and one.allows(forced) == len(forced)
+    one.walk(forced[:1])
+    assert one.forced() == forced[1:], "the same on the way"
+    one.back()
+    assert one.forced() == forced
+    apart = words.convert_tokens_to_ids(['"', ":", '"'])
+    for token in [*words("total").input_ids, *apart, *words('ab","').input_ids]:
+        one.commit(token)
+    assert one.forced() == words('city":"').input_ids, "both ways were seen once: the first one stays"
+    other = trail(grammars, "two", guesses={b'":"': apart[0]})
+    assert other.forced() == [*words('{"customer').input_ids, *apart[:2]], "taken to be so before the text tells"
+
+
+def test_an_exhausted_text_says_so_with_an_end_or_without_one(grammars: Grammars) -> None:
     ids = TOKENIZER("aaayy").input_ids
     one, endless = trail(grammars, "regex"), trail(grammars, "regex", ends=())
     for token in ids:
         one.commit(token)
         endless.commit(token)
-    assert one.forced() == [EOS] and legal(one.mask()) == [EOS] and not one.done
-    assert endless.done and legal(endless.mask()) == []
+    assert one.forced() == [] and one.exhausted and legal(one.mask()) == [EOS]
+    assert endless.exhausted and legal(endless.mask()) == []
 
 
 @pytest.mark.parametrize(
@@ -179,8 +206,8 @@ class Fragile:
         assert 2 not in self.text, "it is made anew"
         del self.text[len(self.text) - n :]
 
-    def forced(self) -> list[int]:
-        return []
+    def forced(self) -> Forced:
+        return Forced([])
 
 
 def test_what_fails_over_a_draft_is_forgotten_with_it() -> None:

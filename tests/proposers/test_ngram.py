@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fastdraft import NGram
 from fastdraft.proposers.ngram import NGramProposer
+from fastdraft.proposers.spaces import spaceless
 from fastdraft.round import Plan
 
 
@@ -68,7 +69,7 @@ def test_under_a_grammar_a_word_is_found_with_or_without_a_space_before_it() -> 
     class Anything:
         """A grammar that allows all and forces nothing."""
 
-        ended = False
+        exhausted = False
 
         def allows(self, tokens: list[int]) -> int:
             return len(tokens)
@@ -80,10 +81,10 @@ def test_under_a_grammar_a_word_is_found_with_or_without_a_space_before_it() -> 
             return []
 
     words = {"Graz": 5, "\u0120Graz": 6, "is": 7, "\u0120is": 8, "\u0120far": 9, '":"': 10}
-    proposer = NGramProposer(NGram(), torch.device("cpu"), lambda: words)
+    proposer = NGramProposer(NGram(), torch.device("cpu"), lambda: spaceless(words))
     text = [6, 8, 9, 10, 5]  # " Graz is far" and then, in a string, "Graz"
     found = proposer.propose([_Request(text, Anything())], [Plan("ngram", 2)], [()]).drafts
     assert found[0].tokens_G.tolist() == [8, 9]
     assert len(proposer.propose([_Request(text)], [Plan("ngram", 2)], [()]).drafts[0]) == 0
-    longer = NGramProposer(NGram(min=2), torch.device("cpu"), lambda: words)  # asked for
+    longer = NGramProposer(NGram(min=2), torch.device("cpu"), lambda: spaceless(words))  # asked for
     assert len(longer.propose([_Request(text, Anything())], [Plan("ngram", 2)], [()]).drafts[0]) == 0
