@@ -176,7 +176,11 @@ class Engine:
     def _settle(self, rounds: list[Part], logits_RV: Tensor, spent: _Seconds) -> list[Played]:
         """Verifies, commits, trims KV, and tells everyone who waits; returns what control learns from."""
         histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, _, d in rounds]
-        scores_RV = self._constrain(rounds, scores(logits_RV, histories))
+        scores_RV = scores(logits_RV, histories)
+        if any(one.request.trail is not None for one in rounds):
+            if scores_RV is logits_RV:  # which are asked for below
+                scores_RV = scores_RV.clone()
+            self._constrain(rounds, scores_RV)
         rounds, rows, sound = self._drop_broken(rounds, logits_RV, scores_RV)
         if not rounds:
             return []
@@ -201,8 +205,8 @@ class Engine:
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
         return played
 
-    def _constrain(self, rounds: list[Part], scores_RV: Tensor) -> Tensor:
-        """Scores under each request's grammar, along its draft; the rest stays as it is."""
+    def _constrain(self, rounds: list[Part], scores_RV: Tensor) -> None:
+        """Takes from the scores what each request's grammar forbids along its draft."""
         rows: list[int] = []
         masks: list[Tensor] = []
         exact: list[bool] = []
@@ -215,7 +219,8 @@ class Engine:
                 assert request.course is not None
                 exact += [request.warp.greedy and request.course.alpha == 1] * count
             first += count
-        return forbid(scores_RV, rows, torch.cat(masks), exact=exact) if masks else scores_RV
+        if masks:
+            forbid(scores_RV, rows, torch.cat(masks), exact=exact)
 
     def _drop_broken(
         self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor

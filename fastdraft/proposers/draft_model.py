@@ -24,6 +24,7 @@ from fastdraft.proposers.own_tokens import OwnTokens
 from fastdraft.request import Request
 from fastdraft.round import FORCED, Draft, Plan, Stop
 from fastdraft.sampling import noise
+from fastdraft.sampling.best import best
 from fastdraft.sampling.mask import forbid
 from fastdraft.sampling.probs import History, probs, scores
 from fastdraft.sampling.verify import choose, draw
@@ -267,7 +268,8 @@ class DraftModelProposer:
         bits_MW = torch.stack([trail.mask() for _, trail, _ in ruled])
         exact = [r.warp.greedy for *_, r in ruled]
         scores_BV = torch.where(sound_B1, scores_BV, 0.0)
-        return self._sayable(forbid(scores_BV, [row for row, *_ in ruled], bits_MW, exact=exact))
+        forbid(scores_BV, [row for row, *_ in ruled], bits_MW, exact=exact)
+        return self._sayable(scores_BV)
 
     def _sayable(self, scores_BV: Tensor) -> Tensor:
         """Scores of the tokens it can propose, perhaps a tenth of all."""
@@ -282,7 +284,7 @@ class DraftModelProposer:
         """Distributions over all tokens, and tokens, of one position of each request."""
         warps = [r.warp for r in requests]
         if all(warp.greedy for warp in warps):
-            return scores_BK, self._named(scores_BK.argmax(-1))  # a point mass needs no distribution
+            return scores_BK, self._named(best(scores_BK))  # a point mass needs no distribution
         lengths = [len(r.tokens) for r in requests]
         seeds = [r.seed for r in requests]
         u_B = noise.uniform(seeds, lengths, offsets, noise.DRAFT, scores_BK.device)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.config import SamplingParams
+from fastdraft.sampling.best import best
 
 __all__ = ["History", "Warp", "logprobs", "probs", "scores"]
 
@@ -169,6 +170,8 @@ def probs(scores_RV: Tensor, warps: Sequence[Warp]) -> Tensor:
     Returns:
         [R, V] in the dtype of the scores; a row at temperature 0 is one-hot at its argmax.
     """
+    if all(warp.greedy for warp in warps):
+        return torch.zeros_like(scores_RV).scatter_(1, best(scores_RV)[:, None], 1)
     shifted_RV = scores_RV - scores_RV.amax(-1, keepdim=True)  # first, so that tiny temperatures don't overflow
     if any(not warp.greedy and warp.temperature != 1 for warp in warps):
         least = torch.finfo(shifted_RV.dtype).tiny  # a smaller one would be 0 in this dtype
@@ -181,7 +184,7 @@ def probs(scores_RV: Tensor, warps: Sequence[Warp]) -> Tensor:
     p_RV = torch.zeros_like(shifted_RV)
     greedy = [i for i, warp in enumerate(warps) if warp.greedy]
     if greedy:
-        p_RV[greedy, shifted_RV[greedy].argmax(-1)] = 1
+        p_RV[greedy, best(shifted_RV[greedy])] = 1
     if plain:
         p_RV[plain] = torch.softmax(shifted_RV[plain], -1)
     if truncated:

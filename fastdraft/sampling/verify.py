@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fastdraft.round import Draft, Verdict
 from fastdraft.sampling import noise
+from fastdraft.sampling.best import best
 
 __all__ = ["Trial", "choose", "draw", "verify"]
 
@@ -181,7 +182,7 @@ def verify(p_RV: Tensor, scores_RV: Tensor, trials: Sequence[Trial]) -> Verdict:
 
     last_B = drafted.first_B + accepted_B
     weights_BV = _residual(p_RV[last_B], trials, drafted, accepted_B)
-    next_B = weights_BV.argmax(-1)
+    next_B = best(weights_BV)
     if not all(t.greedy or t.invariant for t in trials):
         seeds, lengths = [t.seed for t in trials], [t.length for t in trials]
         u_B = noise.uniform(seeds, lengths, [0] * len(trials), noise.RESIDUAL, device)

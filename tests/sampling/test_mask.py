@@ -24,18 +24,25 @@ def test_only_legal_tokens_keep_their_scores(vocabulary: int) -> None:
     scores_RV = torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(0))
     kept = scores_RV.clone()
     legal = [[0, vocabulary - 1], [1]]
-    out_RV = forbid(scores_RV, [1, 3], _bits(legal, vocabulary), exact=[False, False])
-    assert torch.equal(scores_RV, kept)
-    assert torch.equal(out_RV[[0, 2]], kept[[0, 2]])
+    forbid(scores_RV, [1, 3], _bits(legal, vocabulary), exact=[False, False])
+    assert torch.equal(scores_RV[[0, 2]], kept[[0, 2]])
     for row, ids in zip((1, 3), legal, strict=True):
-        assert out_RV[row].isfinite().nonzero()[:, 0].tolist() == sorted(set(ids))
-        assert torch.equal(out_RV[row, ids], kept[row, ids])
+        assert scores_RV[row].isfinite().nonzero()[:, 0].tolist() == sorted(set(ids))
+        assert torch.equal(scores_RV[row, ids], kept[row, ids])
 
 
 def test_a_greedy_row_whose_best_token_is_legal_is_left_alone() -> None:
     scores_RV = torch.tensor([[0.0, 5.0, 1.0], [0.0, 5.0, 1.0]])
-    same_RV = forbid(scores_RV, [0, 1], _bits([[1], [1, 2]], 3), exact=[True, True])
-    assert same_RV is scores_RV
-    out_RV = forbid(scores_RV, [0, 1], _bits([[0, 2], [1]], 3), exact=[True, True])
-    assert out_RV.argmax(-1).tolist() == [2, 1]
-    assert out_RV[0, 1] == -math.inf and torch.equal(out_RV[1], scores_RV[1])
+    kept = scores_RV.clone()
+    forbid(scores_RV, [0, 1], _bits([[1], [1, 2]], 3), exact=[True, True])
+    assert torch.equal(scores_RV, kept)
+    forbid(scores_RV, [0, 1], _bits([[0, 2], [1]], 3), exact=[True, True])
+    assert scores_RV.argmax(-1).tolist() == [2, 1]
+    assert scores_RV[0, 1] == -math.inf and torch.equal(scores_RV[1], kept[1])
+
+
+def test_a_score_that_is_no_number_is_not_hidden_and_an_infinite_one_is_forbidden() -> None:
+    scores_RV = torch.tensor([[math.nan, 1.0, 2.0], [math.inf, 1.0, -math.inf]])
+    forbid(scores_RV, [0, 1], _bits([[1], [1, 2]], 3), exact=[False, False])
+    assert scores_RV[0].isnan().tolist() == [True, False, False]
+    assert scores_RV[1].tolist() == [-math.inf, 1.0, -math.inf]
