@@ -33,7 +33,7 @@ check: .venv/.dev ## formatting, lint, types, import layers
 	.venv/bin/python -m pytest --quiet --noconftest tests/test_layers.py
 
 bench: .venv/.bench ## measure: one script a question, pages in docs/benchmarks (two hours; fetches the Qwen pair, 1.6 GB)
-	for question in sampling peers rounds quality hostile gamma; do \
+	for question in sampling peers rounds quality hostile gamma json; do \
 		.venv/bin/python -m tests.benchmarks.$$question || exit 1; done
 
 peers: .venv/.bench ## make what the benchmarks compare with: llama.cpp and OpenVINO, in environments of their own

@@ -170,10 +170,10 @@ class DraftModelProposer:
         return table
 
     def _admit(self, request: Request, lead: int, gamma: int) -> int:
-        """How many tokens can be drafted behind a lead: none without free blocks, none past the draft's context."""
+        """How many tokens can be drafted behind a lead: none without free blocks, past the context, after the end."""
         length = len(request.tokens) + lead
         limit = min(gamma, self._context - length + 1)
-        if limit <= 0:
+        if limit <= 0 or (request.trail is not None and request.trail.exhausted):
             return 0
         try:
             self.runner.reserve(self._table(request), length + limit - 1)
