@@ -30,7 +30,8 @@ class Constrained(_Spec):
         omit_defaults: Fields that have a default may be left out. Without, all fields are written.
         finish: ``"close"`` steers to the shortest valid end when ``max_tokens`` comes near; ``"error"`` raises there.
         backend: The grammar engine; ``"auto"`` is llguidance. ``"outlines_core"`` writes regular expressions and
-            choices of strings.
+            choices of strings. ``"xgrammar"``, an extra, writes these and JSON, and refuses schemas of which it would
+            follow a part only.
     """
 
     type: Any
@@ -41,7 +42,7 @@ class Constrained(_Spec):
     retries: int = Field(default=0, ge=0)
     omit_defaults: bool = False
     finish: Literal["error", "close"] = "error"
-    backend: Literal["auto", "llguidance", "outlines_core"] = "auto"
+    backend: Literal["auto", "llguidance", "outlines_core", "xgrammar"] = "auto"
 
     def __init__(self, type: Any, **fields: Any) -> None:  # the type is the one positional field
         super().__init__(**{"type": type, **fields})

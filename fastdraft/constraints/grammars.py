@@ -13,6 +13,7 @@ from fastdraft.constraints.base import Constraint
 from fastdraft.constraints.closing import Closing
 from fastdraft.constraints.llguidance import Llguidance
 from fastdraft.constraints.outlines import OutlinesCore
+from fastdraft.constraints.xgrammar import Xgrammar
 
 if TYPE_CHECKING:
     from fastdraft.constraints.types import Spec
@@ -37,6 +38,7 @@ class Grammars:
         ends = [token for token in eos if token < vocabulary]
         self._llguidance = Llguidance(tokenizer, vocabulary, ends)
         self._outlines = OutlinesCore(tokenizer, vocabulary, ends, self._llguidance.spellings)
+        self._xgrammar = Xgrammar(tokenizer, vocabulary, ends, self._llguidance.spellings)
         self._lock = threading.Lock()  # a matcher that two threads copy at once raises
         self._compiling: dict[str, threading.Lock] = {}
         self._compiled: OrderedDict[str, Callable[[], Constraint]] = OrderedDict()
@@ -56,8 +58,7 @@ class Grammars:
             with self._lock:
                 made = self._compiled.get(key)
             if made is None:
-                engine = self._outlines if spec.backend == "outlines_core" else self._llguidance
-                made = engine.compile(spec)
+                made = self._engine(spec.backend).compile(spec)
         with self._lock:
             self._compiling.pop(key, None)
             self._compiled[key] = made
@@ -65,6 +66,15 @@ class Grammars:
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
             return made()
+
+    def _engine(self, backend: str) -> Llguidance | OutlinesCore | Xgrammar:
+        match backend:
+            case "outlines_core":
+                return self._outlines
+            case "xgrammar":
+                return self._xgrammar
+            case _:
+                return self._llguidance
 
     @cached_property
     def key_ends(self) -> dict[bytes, int]:

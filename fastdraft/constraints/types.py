@@ -141,6 +141,13 @@ def spec_of(constrained: Constrained) -> Spec:
             "else.",
             hint="Leave backend out.",
         )
+    if constrained.backend == "xgrammar" and (
+        spec.kind not in ("json", "regex", "choice") or constrained.after is not None
+    ):
+        raise InvalidConstraintError(
+            "backend='xgrammar' writes JSON, patterns and choices from the first token on; here is something else.",
+            hint="Leave backend out.",
+        )
     return replace(
         spec,
         after=constrained.after,

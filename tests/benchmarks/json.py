@@ -145,16 +145,18 @@ def page(name: str, seen: Mapping[str, Seen], said: str, *, plot: bool) -> str:
         assert ratio is not None and rate is not None
         stats = [out.stats for out in one.outs]
         valid = "" if side == FREE else f"{one.whole} of {len(one.rates)}"
-        mine = [
-            f"{fmean(s.completion_tokens for s in stats):.0f}",
-            f"{fmean(s.rounds for s in stats):.1f}",
-            f"{fmean(s.forced_tokens / s.completion_tokens for s in stats):.0%}",
-            f"{1e3 * fmean(s.constraint_seconds for s in stats):.1f}",
-        ]
+        mine = [""] * 4  # of another library's side
+        if stats:
+            mine = [
+                f"{fmean(s.completion_tokens for s in stats):.0f}",
+                f"{fmean(s.rounds for s in stats):.1f}",
+                f"{fmean(s.forced_tokens / s.completion_tokens for s in stats):.0%}",
+                f"{1e3 * fmean(s.constraint_seconds for s in stats):.1f}",
+            ]
         asked = ASKED.get(side)
         bar = "" if asked is None else f"{asked:.2f}: {'yes' if ratio >= asked else '**no**'}"
         seconds = f"{fmean(one.seconds):.1f}"
-        rows.append([side, f"{rate:.1f}", f"**{ratio:.2f}**", bar, seconds, valid, *(mine if stats else [""] * 4)])
+        rows.append([side, f"{rate:.1f}", f"**{ratio:.2f}**", bar, seconds, valid, *mine])
         labels.append(side)
         values.append(ratio)
     head = [
