@@ -88,13 +88,21 @@ class IndexConstraint:
         """See the protocol; here only where a single token may follow."""
         found: list[int] = []
         while len(found) < _RUN and not self.finished:
-            allowed = [token for token in self._guide.get_tokens() if token not in self._ends]
-            if len(allowed) != 1:
+            only = self._only()
+            if only is None:
                 break
-            self.advance(allowed)
-            found += allowed
+            self.advance([only])
+            found.append(only)
         self.rollback(len(found))
         return Forced(found)
+
+    def _only(self) -> int | None:
+        """The token that must follow; None where there is a choice. The index would list thousands to tell."""
+        self.mask(self._own_W)
+        bytes_B = self._own_W.view(torch.uint8)
+        places = bytes_B.nonzero()[:2, 0].tolist()
+        value = int(bytes_B[places[0]]) if len(places) == 1 else 0
+        return 8 * places[0] + value.bit_length() - 1 if value.bit_count() == 1 else None
 
 
 class OutlinesCore:
