@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastdraft._log import get_logger
 from fastdraft.commit import commit, end
+from fastdraft.constraints.filler import Filler
 from fastdraft.control.costs import Forward
 from fastdraft.control.course import Played, Turn
 from fastdraft.control.load import Load
@@ -71,6 +72,7 @@ class Engine:
         self._controller = controller
         self._frequencies = frequencies
         self._load = Load(limits.batch)
+        self._filler = Filler()
         self._gauge = find_gauge(runner.device)
         self._empty = Draft(torch.zeros(0, dtype=torch.int64, device=runner.device))
 
@@ -105,15 +107,16 @@ class Engine:
         requests = [work.request for work in batch]
         leads = [forced[r][: p.lead] if p.lead else [] for r, p in zip(requests, plans, strict=True)]
         drafts, drafting = self._chain.propose(requests, plans, leads, self._empty)
+        rounds = [Part(w.request, p, d) for w, p, d in zip(batch, plans, drafts, strict=True) if w.verifies]
         drafted = time.perf_counter()
-        size, logits_RV = self._launch(batch, drafts)
-        launched = time.perf_counter()
+        with self._filler.filling([(r.trail, d.tokens_G.tolist()) for r, _, d in rounds if r.trail]) as masks:
+            size, logits_RV = self._launch(batch, drafts)
+            launched = time.perf_counter()
         spent = _Seconds(sum(seconds for *_, seconds in drafting), launched - drafted)
         for work in batch:
             work.request.tally.draft_seconds += spent.draft
             work.request.tally.target_seconds += spent.target
-        rounds = [Part(w.request, p, d) for w, p, d in zip(batch, plans, drafts, strict=True) if w.verifies]
-        played = self._settle(rounds, logits_RV, spent) if rounds else []
+        played = self._settle(rounds, logits_RV, masks, spent) if rounds else []
         ended = time.perf_counter()
         self._controller.observe(played, Spent(size, ended - drafted, drafting))
         self._load.push(started, ended, len(self.everyone()))
@@ -173,14 +176,14 @@ class Engine:
         size = Forward(sum(feed.size for feed in feeds), sum(keep), sum(table.length for table in tables))
         return size, self._runner.forward(feeds, tables, keep).logits_RV
 
-    def _settle(self, rounds: list[Part], logits_RV: Tensor, spent: _Seconds) -> list[Played]:
+    def _settle(self, rounds: list[Part], logits_RV: Tensor, masks: list[Tensor], spent: _Seconds) -> list[Played]:
         """Verifies, commits, trims KV, and tells everyone who waits; returns what control learns from."""
         histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, _, d in rounds]
         scores_RV = scores(logits_RV, histories)
-        if any(one.request.trail is not None for one in rounds):
+        if masks:
             if scores_RV is logits_RV:  # which are asked for below
                 scores_RV = scores_RV.clone()
-            self._constrain(rounds, scores_RV)
+            _constrain(rounds, masks, scores_RV)
         rounds, rows, sound = self._drop_broken(rounds, logits_RV, scores_RV)
         if not rounds:
             return []
@@ -204,23 +207,6 @@ class Engine:
                 self.fail(one.request, owned(error))
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
         return played
-
-    def _constrain(self, rounds: list[Part], scores_RV: Tensor) -> None:
-        """Takes from the scores what each request's grammar forbids along its draft."""
-        rows: list[int] = []
-        masks: list[Tensor] = []
-        exact: list[bool] = []
-        first = 0
-        for request, _, draft in rounds:
-            count = len(draft) + 1
-            if request.trail is not None:
-                masks.append(request.trail.masks(draft.tokens_G.tolist()))
-                rows += range(first, first + count)
-                assert request.course is not None
-                exact += [request.warp.greedy and request.course.alpha == 1] * count
-            first += count
-        if masks:
-            forbid(scores_RV, rows, torch.cat(masks), exact=exact)
 
     def _drop_broken(
         self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor
@@ -349,6 +335,7 @@ class Engine:
 
     def close(self) -> None:
         """Keeps what is to outlive the engine; nothing runs any more."""
+        self._filler.close()
         if self._frequencies is not None:
             self._frequencies.save()
 
@@ -365,6 +352,21 @@ class Engine:
             prefix_hit_tokens=self.scheduler.prefix_hits,
             prompt_tokens=self.scheduler.prompt_tokens,
         )
+
+
+def _constrain(rounds: Sequence[Part], masks: Sequence[Tensor], scores_RV: Tensor) -> None:
+    """Takes from the scores what each request's grammar forbids along its draft."""
+    rows: list[int] = []
+    exact: list[bool] = []
+    first = 0
+    for request, _, draft in rounds:
+        count = len(draft) + 1
+        if request.trail is not None:
+            rows += range(first, first + count)
+            assert request.course is not None
+            exact += [request.warp.greedy and request.course.alpha == 1] * count
+        first += count
+    forbid(scores_RV, rows, torch.cat(list(masks)), exact=exact)
 
 
 def _numerical(request: Request, broken: bool) -> FastDraftError:

@@ -206,16 +206,18 @@ class Trail:
                 reached.
         """
         self.back()
-        found = [self.mask()]
-        for token in tokens:
-            if self.allows([token]):
-                self.walk([token])
-                found.append(self.mask())
-            else:
-                found += [found[-1]] * (len(tokens) + 1 - len(found))
+        # Row by row: a large fill would start a team of threads for whichever thread this is.
+        found_GW = torch.empty(len(tokens) + 1, self._words, dtype=torch.int32)
+        found_GW[0] = self.mask()
+        for i, token in enumerate(tokens):
+            if not self.allows([token]):
+                for row_W in found_GW[i + 1 :]:
+                    row_W.copy_(found_GW[i])
                 break
+            self.walk([token])
+            found_GW[i + 1] = self.mask()
         self.back()
-        return torch.stack(found)
+        return found_GW
 
     @_timed
     def commit(self, token: int) -> None:
