@@ -87,7 +87,7 @@ class Trail:
         self._is_amid = False  # of bytes that must follow, and that were not written by one token
         self._words = -(-vocabulary // 32)
         self._ends = sorted(end for end in ends if end < vocabulary)
-        self._walked = 0
+        self._walked: list[int] = []
         self._is_timing = False
         self._ended = False  # over a draft
         self.error: Exception | None = None
@@ -113,13 +113,24 @@ class Trail:
             finished = self._ended or self._constraint.finished
             if not self._ended:
                 self._constraint.mask(out_W)
-                if self._closing is not None and not finished:
-                    self._closing.narrow(self._constraint, out_W, self._left - self._walked)
+                if not finished:
+                    self._steer(out_W)
             bytes_B = out_W.view(torch.uint8)
             for end in self._ends:
                 place, bit = end >> 3, 1 << (end & 7)
                 bytes_B[place] = (int(bytes_B[place]) | bit) if finished else (int(bytes_B[place]) & ~bit)
         return torch.zeros_like(out_W) if self._is_silent else out_W
+
+    def _steer(self, out_W: Tensor) -> None:
+        """Takes from a mask what would leave too few tokens for the end."""
+        if self._closing is None:
+            return
+        kept_W = out_W.clone()
+        try:
+            self._closing.narrow(self._constraint, out_W, self._left - len(self._walked))
+        except Exception:  # another library's, on the way to an end which nobody has to take
+            out_W.copy_(kept_W)
+            self._remake()
 
     @_timed
     def allows(self, tokens: Sequence[int]) -> int:
@@ -128,14 +139,14 @@ class Trail:
             return 0
         size = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
         legal = 0
-        self._walked += size  # for a while
+        self._walked += tokens[:size]  # for a while
         with self._kept():
             legal = self._constraint.validate(tokens[:size])
             if legal == size and size < len(tokens):
                 self._constraint.advance(tokens[:size])
                 legal += self._constraint.finished
                 self._constraint.rollback(size)
-        self._walked -= size
+        del self._walked[len(self._walked) - size :]
         return 0 if self._is_silent else legal
 
     @_timed
@@ -148,7 +159,7 @@ class Trail:
         if self._ended or self._is_silent:
             return []
         found: list[int] = []
-        start = self._walked
+        start = len(self._walked)
         with self._kept():
             while len(found) < _FAR:
                 tokens, rest = self._constraint.forced()
@@ -162,9 +173,9 @@ class Trail:
                     break
                 found.append(habit)
                 self._onward([habit])
-            if self._walked > start:
-                self._constraint.rollback(self._walked - start)
-                self._walked = start
+            if len(self._walked) > start:
+                self._constraint.rollback(len(self._walked) - start)
+                del self._walked[start:]
         return [] if self._is_silent else found
 
     @_timed
@@ -181,21 +192,25 @@ class Trail:
 
     def _onward(self, tokens: Sequence[int]) -> None:
         """Goes on over tokens that are not ends."""
-        self._walked += len(tokens)
+        self._walked += tokens
         if tokens:
             self._constraint.advance(tokens)
 
     @_timed
     def back(self) -> None:
         """Returns to the committed tokens."""
-        walked, self._walked, self._ended = self._walked, 0, False
+        walked, self._walked, self._ended = len(self._walked), [], False
         with self._kept():
             if self._is_stuck:
-                self._constraint = self._start()
-                self._constraint.advance(self._committed)
+                self._remake()
             elif walked and self.error is None:
                 self._constraint.rollback(walked)
         self._is_stuck = False
+
+    def _remake(self) -> None:
+        """Makes the constraint anew, where the walk is: one that raised may have moved."""
+        self._constraint = self._start()
+        self._constraint.advance([*self._committed, *self._walked])
 
     @_timed
     def masks(self, tokens: Sequence[int]) -> Tensor:

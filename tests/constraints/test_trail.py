@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fastdraft.constraints.base import Forced
+from fastdraft.constraints.closing import Closing
 from fastdraft.constraints.grammars import Grammars
 from fastdraft.constraints.trail import Trail
 from fastdraft.constraints.types import Spec
@@ -223,3 +224,35 @@ def test_what_fails_over_a_draft_is_forgotten_with_it() -> None:
     one.commit(2)
     assert not one.mask().any()
     assert isinstance(one.error, RuntimeError) and not one.whole
+
+
+class Nested(Fragile):
+    """Opens or ends, for ever; more than two open ones are too much for it."""
+
+    finished = False
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        super().advance(tokens)
+        if self.text.count(BEGIN) > 2:
+            raise RuntimeError("too complex")
+
+    def mask(self, out_W: torch.Tensor) -> None:
+        for token in (BEGIN, FINISH):
+            out_W.view(torch.uint8)[token >> 3] |= 1 << (token & 7)
+
+    def forced(self) -> Forced:
+        return Forced([FINISH, *[BEGIN] * 3] if self.text[-1:] == [BEGIN] else [])
+
+
+BEGIN, FINISH = tiny.tokenizer().convert_tokens_to_ids(["[", "]"])
+
+
+def test_a_look_ahead_that_fails_ends_no_call() -> None:
+    one = Trail(Nested, tiny.VOCABULARY, [], closing=Closing({"[": BEGIN, "]": FINISH}), budget=20)
+    for token in (BEGIN, FINISH, BEGIN):
+        one.commit(token)
+        assert legal(one.mask()) == sorted([BEGIN, FINISH]) and one.error is None
+    one.walk([FINISH])
+    assert legal(one.mask()) == sorted([BEGIN, FINISH])
+    one.back()
+    assert one.error is None and legal(one.mask()) == sorted([BEGIN, FINISH])
