@@ -55,7 +55,8 @@ TYPES: dict[str, Any] = {
     "any": Constrained(Json(), max_string=5),
     "after": Constrained(Order, after="::"),
 }
-TOKENIZER = tiny.tokenizer(merged=tiny.JSON)
+TOKENIZER = tiny.tokenizer(merged=tiny.JSON, texts=("</think>",))
+THINK = TOKENIZER.convert_tokens_to_ids("</think>")
 SOURCES = ("none", "draft_model", "ngram", "chain")
 GAMMAS = (0, 1, 4, 7, "auto")
 AXES = (tuple(TYPES), SOURCES, GAMMAS, ("single", "batch"))
@@ -334,18 +335,20 @@ def test_what_a_stop_string_cut_is_no_text_of_the_grammar() -> None:
             _generator("ngram").generate(PROMPT, output_type=kind, temperature=0, stop=[";"])
 
 
+@pytest.mark.parametrize("after", ["e", "</think>"])
 @pytest.mark.parametrize("kind", [["  yes", "  no"], Regex(r" [0-9]\/[0-9]"), Regex("a/b?"), Order])
-def test_after_is_followed_by_exactly_the_output(kind: Any) -> None:
-    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 300}
+def test_after_is_followed_by_exactly_the_output(kind: Any, after: str) -> None:
+    options: dict[str, Any] = {"temperature": 1.5, "max_tokens": 300, "logit_bias": {THINK: 9}}
     found = 0
     for seed in range(10):
         try:
-            out = _generator("chain").generate(PROMPT, output_type=Constrained(kind, after="e"), seed=seed, **options)
+            out = _generator("chain").generate(PROMPT, output_type=Constrained(kind, after=after), seed=seed, **options)
         except OutputValidationError as error:
             assert error.completion.finish_reason == "length"
             continue
         found += 1
-        body = out.text.partition("e")[2]
+        body = out.text.partition(after)[2]
+        assert after == "e" or THINK in out.token_ids
         assert body == out.parsed if kind is not Order else isinstance(out.parsed, Order)
     assert found
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pydantic
 import pytest
+import torch
 
 from fastdraft import (
     ConfigError,
@@ -18,11 +19,14 @@ from fastdraft import (
     NGram,
     OutputValidationError,
 )
+from fastdraft.constraints.grammars import Grammars
 from fastdraft.constraints.tools import asked_spec, describe_tools, is_wrapped, read_tools
+from fastdraft.models.store import load_path
 from fastdraft.testing import ScriptedGenerator
 from tests import tiny
 from tests.byte_grammar import Grammar
 
+TOKENIZER = tiny.tokenizer(texts=("<tool_call>", "</tool_call>"))
 WRAPPED = (
     "{% if tools %}{{ tools | tojson }} <tool_call>\n...\n</tool_call>{% endif %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -168,7 +172,7 @@ def _generator(source: str) -> Generator:
     return Generator(
         tiny.model("llama", spread=2.0, context=2048),
         NGram(min=1) if source == "ngram" else None,
-        tokenizer=tiny.tokenizer(),
+        tokenizer=TOKENIZER,
         kv_memory="4MiB",
     )
 
@@ -177,6 +181,27 @@ def _generator(source: str) -> Generator:
 def _closed() -> Iterator[None]:
     yield
     _generator.cache_clear()
+
+
+@pytest.mark.parametrize(("choice", "may", "must"), [("required", 1, True), ("auto", 1, False), ("none", 0, False)])
+def test_a_token_that_opens_a_call_is_its_text(choice: str, may: int, must: bool) -> None:
+    spec = asked_spec(None, read_tools(TOOLS), choice, wrapped=True)
+    assert spec is not None
+    constraint = Grammars(TOKENIZER, tiny.VOCABULARY, [0]).start(spec)
+    opens, closes, *pieces = TOKENIZER("<tool_call></tool_call><tool").input_ids
+    assert constraint.validate([opens]) == may and constraint.validate(pieces[:1]) == 1
+    assert constraint.forced().tokens[:1] == ([opens] if must else [])
+    mask_W = torch.zeros(tiny.VOCABULARY // 32, dtype=torch.int32)
+    constraint.mask(mask_W)
+    assert int(mask_W.view(torch.uint8)[opens >> 3]) >> (opens & 7) & 1 == may
+    if may:
+        rest = TOKENIZER("\n" + CALL + "\n").input_ids
+        constraint.advance([opens, *rest])
+        assert not constraint.finished
+        constraint.advance([closes])
+        assert constraint.finished
+        constraint.rollback(2 + len(rest))
+        assert constraint.validate([opens, *rest, closes]) == 2 + len(rest)
 
 
 @pytest.mark.parametrize("source", ["none", "ngram"])
@@ -224,7 +249,7 @@ def test_a_template_without_tools_has_them_in_its_system_message() -> None:
 
     def text(template: str, messages: Any) -> str:
         ids = intake.encoder.encode(messages, template_options={"chat_template": template}, **told)
-        return str(tiny.tokenizer().decode(ids))
+        return str(TOKENIZER.decode(ids))
 
     assert text(PLAIN, ASK).startswith("system: You can call these tools:")
     assert "You can call" not in text(WRAPPED, ASK) and '"weather"' in text(WRAPPED, ASK)
@@ -253,7 +278,7 @@ def test_each_prompt_of_a_batch_has_its_type() -> None:
 
 def test_a_dead_end_is_an_output_that_is_not_valid() -> None:
     generator = _generator("none")
-    y = tiny.tokenizer().convert_tokens_to_ids("y")
+    y = TOKENIZER.convert_tokens_to_ids("y")
     with pytest.raises(OutputValidationError, match="nothing may follow") as caught:
         generator.generate([5, 6, 7], output_type=["xyz"], temperature=0, logit_bias={y: float("-inf")})
     assert caught.value.completion.text == "x"
@@ -264,3 +289,22 @@ def test_a_dead_end_is_an_output_that_is_not_valid() -> None:
             )
     assert isinstance(caught.value.__cause__, ConstraintDeadEndError)
     assert generator.metrics().free_blocks == generator.metrics().total_blocks
+
+
+@pytest.mark.slow
+def test_a_real_model_calls_a_tool_and_reads_its_answer() -> None:
+    """The form of a real template, whose calls go back into it as they were read."""
+    ask: list[dict[str, Any]] = [{"role": "user", "content": "How warm is it in Graz now? Use the tool."}]
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "tools": TOOLS}
+    with Generator(load_path("qwen2.5-coder-0.5b-instruct"), NGram()) as generator:
+        out = generator.generate(ask, tool_choice="required", **options)
+        assert out.text.startswith('<tool_call>\n{"name": "weather", "arguments": {"city": "Graz"')
+        assert out.text.endswith("}\n</tool_call>") and out.finish_reason == "tool_calls"
+        assert out.tool_calls[0].parsed["city"] == "Graz" and out.stats.forced_tokens > 10
+        plain = generator.generate(ask, tool_choice="required", gamma=0, **options)
+        assert plain.token_ids == out.token_ids and plain.stats.rounds > 1.5 * out.stats.rounds
+        calls = [{"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in out.tool_calls]
+        ask.append({"role": "assistant", "content": "", "tool_calls": calls})
+        ask.append({"role": "tool", "content": "31.5 degrees"})
+        answer = generator.generate(ask, tool_choice="none", **options)
+        assert "31.5" in answer.text and answer.tool_calls == ()

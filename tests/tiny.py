@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -30,12 +30,15 @@ CHATML = (
 JSON = tuple(tuple(pair.split()) for pair in ('" :', '": "', '" ,', '", "', '{ "', '" }', "[ ]"))
 
 
-def tokenizer(size: int = VOCABULARY, merged: tuple[tuple[str, ...], ...] = ()) -> PreTrainedTokenizerFast:
+def tokenizer(
+    size: int = VOCABULARY, merged: tuple[tuple[str, ...], ...] = (), texts: tuple[str, ...] = ()
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE of ``size`` tokens: three specials, 256 bytes, and merges of letter pairs.
 
     Args:
         size: Of the vocabulary.
         merged: Merges before those of letters, such as ``JSON``: large vocabularies have these.
+        texts: Added tokens that are no control tokens, the last ids: ``<tool_call>`` of Qwen is one.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
@@ -44,13 +47,14 @@ def tokenizer(size: int = VOCABULARY, merged: tuple[tuple[str, ...], ...] = ()) 
     letters = "etaoinshrdlu"
     for a in letters:
         for b in letters:
-            if len(vocab) < size:
+            if len(vocab) < size - len(texts):
                 merges.append((a, b))
                 vocab[a + b] = len(vocab)
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(SPECIAL))
+    backend.add_tokens([AddedToken(text, normalized=False) for text in texts])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
     fast.chat_template = CHATML
     return fast

@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -145,12 +145,40 @@ class Llguidance:
 
         ends = [*self._eos] or None
         try:
-            return llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=ends)
+            words = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=ends)
         except (ValueError, AttributeError, TypeError) as error:
             raise UnsupportedModelError(
                 f"output_type needs a fast tokenizer; {type(self._tokenizer).__name__} cannot be read ({error}).",
                 hint="Load the model with its tokenizer.json.",
             ) from error
+        added = self._tokenizer.added_tokens_decoder
+        texts = {token for token, word in added.items() if not word.special and token < self._vocabulary}
+        if not any(words.is_special_token(token) for token in texts):
+            return words
+        wrapper = llguidance.TokenizerWrapper(_Reread(words, texts))
+        return llguidance.LLTokenizer(wrapper, n_vocab=self._vocabulary, eos_token=ends)
+
+
+class _Reread:
+    """A tokenizer whose added tokens that are text, such as Qwen's ``<tool_call>``, are read as text.
+
+    llguidance takes every added token for a control token, which no text can hold, and yet writes texts with them.
+
+    Args:
+        words: The tokenizer as llguidance reads it.
+        texts: Added tokens that are text.
+    """
+
+    def __init__(self, words: Any, texts: Collection[int]) -> None:
+        self._words = words
+        ids = range(words.vocab_size)
+        self.tokens = [words.decode_bytes([token]) for token in ids]
+        self.special_token_ids = [token for token in ids if words.is_special_token(token) and token not in texts]
+        self.eos_token_id = words.eos_token
+        self.bos_token_id = None
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(self._words.tokenize_bytes(text))
 
 
 def _grammar(spec: Spec) -> str:
