@@ -32,8 +32,11 @@ check: .venv/.dev ## formatting, lint, types, import layers
 	.venv/bin/mypy
 	.venv/bin/python -m pytest --quiet --noconftest tests/test_layers.py
 
+soak: .venv/.installed ## 20,000 calls, with faults (minutes)
+	SOAK=20000 $(PYTEST) tests/test_soak.py $(ARGS)
+
 bench: .venv/.bench ## measure: one script a question, pages in docs/benchmarks (two hours; fetches the Qwen pair, 1.6 GB)
-	for question in sampling peers rounds quality hostile gamma json; do \
+	for question in sampling peers rounds quality hostile gamma json load; do \
 		.venv/bin/python -m tests.benchmarks.$$question || exit 1; done
 
 peers: .venv/.bench ## make what the benchmarks compare with: llama.cpp and OpenVINO, in environments of their own

@@ -38,7 +38,8 @@ from fastdraft.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from fastdraft.results import Chunk, Completion, Metrics, SourceStats, Stats, TokenLogprob, ToolCall
+from fastdraft.metrics import Metrics, Spread
+from fastdraft.results import Chunk, Completion, Pin, SourceStats, Stats, TokenLogprob, ToolCall
 from fastdraft.trace import Trace, TracedRound
 
 if TYPE_CHECKING:
@@ -90,12 +91,14 @@ __all__ = [
     "NumericalError",
     "OutputValidationError",
     "Pairing",
+    "Pin",
     "Prompt",
     "PromptTooLongError",
     "QueueFullError",
     "SamplingOverrides",
     "SamplingParams",
     "SourceStats",
+    "Spread",
     "Stats",
     "Stream",
     "TokenLogprob",

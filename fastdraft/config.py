@@ -231,6 +231,7 @@ class CallOptions(SamplingOverrides, total=False):
         template_options: Further variables for the chat template.
         fold_system: Merge the system message into the first user turn, for templates that refuse it.
         timeout: Seconds from now, waiting included; the call then ends with what it has and ``timeout``.
+        priority: Higher ones run sooner where calls wait: a level counts as 5 seconds of waiting.
         request_id: Your name for the call.
         trace: Keep a record of every round.
     """
@@ -240,6 +241,7 @@ class CallOptions(SamplingOverrides, total=False):
     template_options: Mapping[str, Any] | None
     fold_system: bool
     timeout: float | None
+    priority: int
     request_id: str | None
     trace: bool
 

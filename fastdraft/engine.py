@@ -6,7 +6,7 @@ Prefill is this round with an empty KV; plain decoding is this round with an emp
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,20 +19,25 @@ from fastdraft.control.costs import Forward
 from fastdraft.control.course import Played, Turn
 from fastdraft.control.load import Load
 from fastdraft.control.plan import Controller, Spent
-from fastdraft.errors import ConfigError, ConstraintDeadEndError, FastDraftError, NumericalError, owned
+from fastdraft.control.portion import Portion
+from fastdraft.errors import ConfigError, ConstraintDeadEndError, FastDraftError, owned
+from fastdraft.launch import launch
+from fastdraft.metrics import Meter, Metrics
 from fastdraft.models.frequent import Frequencies
 from fastdraft.models.gauge import find_gauge
-from fastdraft.models.runner import Feed, Runner
+from fastdraft.models.runner import Runner
 from fastdraft.outcome import Outcome, Part, describe, outcomes, trial
+from fastdraft.pins import Pins
 from fastdraft.proposers.chain import Chain
 from fastdraft.proposers.draft_model import DraftModelProposer
 from fastdraft.request import Request
-from fastdraft.results import TARGET, Chunk, FinishReason, Metrics
+from fastdraft.results import TARGET, Chunk, FinishReason
 from fastdraft.round import FORCED, PLAIN, Draft, Plan
 from fastdraft.sampling.mask import forbid
 from fastdraft.sampling.probs import History, probs, scores
 from fastdraft.sampling.verify import verify
 from fastdraft.scheduler import Limits, Scheduler, Work
+from fastdraft.soundness import dead_end, divide
 from fastdraft.trace import TracedRound
 
 __all__ = ["Engine"]
@@ -66,13 +71,16 @@ class Engine:
         limits: Limits,
         frequencies: Frequencies | None = None,
     ) -> None:
-        self.scheduler = Scheduler(runner, limits)
         self._runner = runner
         self._chain = chain
+        self.pins = Pins(self.runners, limits.chunk)
+        self.scheduler = Scheduler(runner, limits, self.pins.clear)
         self._controller = controller
         self._frequencies = frequencies
         self._load = Load(limits.batch)
+        self._portion = Portion(limits.chunk)
         self._filler = Filler()
+        self._meter = Meter()
         self._gauge = find_gauge(runner.device)
         self._empty = Draft(torch.zeros(0, dtype=torch.int64, device=runner.device))
 
@@ -87,13 +95,14 @@ class Engine:
             self._load.rest()
         request.course = self._controller.start(request.params)
         request.course.constraint = None if request.spec is None else request.spec.kind
-        self.scheduler.waiting.append(request)
+        self.scheduler.add(request)
 
     @torch.inference_mode()
     def step(self) -> None:
         """One round."""
         self._sweep()
-        batch = self.scheduler.next()
+        decoding = self.scheduler.decoding
+        batch = self.scheduler.next(self._portion.size(decoding=decoding))
         if not batch:
             return
         started = time.perf_counter()
@@ -109,17 +118,30 @@ class Engine:
         drafts, drafting = self._chain.propose(requests, plans, leads, self._empty)
         rounds = [Part(w.request, p, d) for w, p, d in zip(batch, plans, drafts, strict=True) if w.verifies]
         drafted = time.perf_counter()
-        with self._filler.filling([(r.trail, d.tokens_G.tolist()) for r, _, d in rounds if r.trail]) as masks:
-            size, logits_RV = self._launch(batch, drafts)
-            launched = time.perf_counter()
-        spent = _Seconds(sum(seconds for *_, seconds in drafting), launched - drafted)
+        with self._filler.filling({r: (r.trail, d.tokens_G.tolist()) for r, _, d in rounds if r.trail}) as masks:
+            launched = launch(self._runner, batch, drafts)
+            computed = time.perf_counter()
+        for request, error in launched.failed.items():
+            self.fail(request, owned(error))
+        rounds = [one for one in rounds if one.request not in launched.failed]
+        spent = _Seconds(sum(seconds for *_, seconds in drafting), computed - drafted)
         for work in batch:
             work.request.tally.draft_seconds += spent.draft
             work.request.tally.target_seconds += spent.target
-        played = self._settle(rounds, logits_RV, masks, spent) if rounds else []
+        self._meter.rounds += 1
+        self._meter.split_rounds += len(launched.sizes) > 1 or bool(launched.failed)
+        self._meter.draft_seconds += spent.draft
+        self._meter.target_seconds += spent.target
+        played = self._settle(rounds, launched.logits_RV, masks, spent) if rounds else []
+        if launched.starved:
+            self.scheduler.shrink()
         ended = time.perf_counter()
-        self._controller.observe(played, Spent(size, ended - drafted, drafting))
+        if launched.sizes:
+            size = Forward(*map(sum, zip(*launched.sizes, strict=True)))
+            self._controller.observe(played, Spent(size, ended - drafted, drafting))
         self._load.push(started, ended, len(self.everyone()))
+        fed = sum(work.feeds for work in batch if work.feeds > 1)
+        self._portion.observe(fed, ended - started, decoding=decoding)
 
     def _plan(self, batch: Sequence[Work]) -> tuple[list[Plan], dict[Request, list[int]]]:
         """A plan for each request, none for prefill chunks; and the tokens that grammars force."""
@@ -163,28 +185,19 @@ class Engine:
                 self._gauge = None
         return self._load.utilisation
 
-    def _launch(self, batch: Sequence[Work], drafts: Sequence[Draft]) -> tuple[Forward, Tensor]:
-        """The target's forward over committed and drafted tokens: its size, and the logits of the verified rows."""
-        feeds, tables, keep = [], [], []
-        for work, draft in zip(batch, drafts, strict=True):
-            table = work.request.table
-            assert table is not None
-            tokens = work.request.tokens[table.length : table.length + work.feeds]
-            feeds.append(Feed(tokens, draft.tokens_G if len(draft) else None))
-            tables.append(table)
-            keep.append(len(draft) + 1 if work.verifies else 0)
-        size = Forward(sum(feed.size for feed in feeds), sum(keep), sum(table.length for table in tables))
-        return size, self._runner.forward(feeds, tables, keep).logits_RV
-
-    def _settle(self, rounds: list[Part], logits_RV: Tensor, masks: list[Tensor], spent: _Seconds) -> list[Played]:
+    def _settle(
+        self, rounds: list[Part], logits_RV: Tensor, masks: Mapping[Request, Tensor], spent: _Seconds
+    ) -> list[Played]:
         """Verifies, commits, trims KV, and tells everyone who waits; returns what control learns from."""
         histories = [History(r.warp, r.prompt, r.generated, d.tokens_G, 0, len(d) + 1) for r, _, d in rounds]
         scores_RV = scores(logits_RV, histories)
-        if masks:
+        if any(one.request in masks for one in rounds):
             if scores_RV is logits_RV:  # which are asked for below
                 scores_RV = scores_RV.clone()
             _constrain(rounds, masks, scores_RV)
-        rounds, rows, sound = self._drop_broken(rounds, logits_RV, scores_RV)
+        rounds, rows, sound, broken = divide(rounds, logits_RV, scores_RV)
+        for request, error in broken:
+            self.fail(request, error)
         if not rounds:
             return []
         if len(rows) < len(scores_RV):
@@ -208,36 +221,6 @@ class Engine:
         self._chain.observe([one.request for one in rounds if one.request.table is not None])
         return played
 
-    def _drop_broken(
-        self, rounds: list[Part], logits_RV: Tensor, scores_RV: Tensor
-    ) -> tuple[list[Part], list[int], list[int]]:
-        """Ends requests whose logits are not finite, or whose next token has no finite score.
-
-        A drafted token's logits count too: where they are not finite those before it are not either, as attention
-        reads, with weight 0, what stands behind them. A draft that leads where a grammar and bans leave nothing counts
-        only if it is followed.
-
-        Returns:
-            The other requests, their rows, and how many rows of each may be reached, from the first.
-        """
-        fine = torch.isfinite(scores_RV.amax(-1)).tolist()
-        good: list[Part] = []
-        rows: list[int] = []
-        sound: list[int] = []
-        first = 0
-        for one in rounds:
-            mine = range(first, first + len(one.draft) + 1)
-            first = mine.stop
-            count = next((i for i, row in enumerate(mine) if not fine[row]), len(mine))
-            broken = count < len(mine) and not bool(torch.isfinite(logits_RV[mine.start : mine.stop].amax(-1)).all())
-            if broken or not count:
-                self.fail(one.request, _numerical(one.request, broken))
-                continue
-            good.append(one)
-            rows += mine
-            sound.append(count)
-        return good, rows, sound
-
     def _conclude(self, one: Part, outcome: Outcome, rows_RV: Tensor, spent: _Seconds, *, dead: bool) -> Played:
         """Commits; then KV, statistics, log-probabilities, trace, the chunk, and the end if this was it.
 
@@ -253,7 +236,8 @@ class Engine:
         # Exact settings never distort; the sum is read only where there may be one.
         lost = 0.0 if request.params.exact else float(outcome.distortion_G[: len(tokens)].sum())
         request.tally.add(outcome.sources, min(len(tokens), accepted), request.course.alpha, lost)
-        request.tally.arrive(len(tokens), time.perf_counter())
+        first, waited = request.tally.arrive(len(tokens), time.perf_counter())
+        self._meter.arrive(len(tokens), waited, first=first)
         found = None
         if request.logprobs is not None:
             found = describe(request, rows_RV[: len(tokens)], tokens)
@@ -267,7 +251,7 @@ class Engine:
         if done:
             self._end(request)
         elif dead:
-            self.fail(request, _numerical(request, False))
+            self.fail(request, dead_end(request))
         forced, forced_kept = outcome.sources.count(FORCED), outcome.sources[:accepted].count(FORCED)
         return Played(
             request.course,
@@ -311,6 +295,8 @@ class Engine:
     def _forget(self, request: Request) -> None:
         self.scheduler.finish(request)
         self._chain.forget(request)
+        tally, trail = request.tally, request.trail
+        self._meter.finish(tally.drafted, tally.accepted, 0.0 if trail is None else trail.seconds, time.perf_counter())
         if self._frequencies is not None:
             self._frequencies.add(request.generated)
 
@@ -342,58 +328,50 @@ class Engine:
     def metrics(self) -> Metrics:
         """A snapshot."""
         pools = [source.runner.pool for source in self.drafts.values()]
+        meter, scheduler = self._meter, self.scheduler
         return Metrics(
-            running=len(self.scheduler.running),
-            queued=len(self.scheduler.waiting),
+            running=len(scheduler.running),
+            queued=len(scheduler.waiting),
             free_blocks=self._runner.pool.free,
             total_blocks=self._runner.pool.blocks,
             draft_free_blocks=sum(pool.free for pool in pools),
             draft_total_blocks=sum(pool.blocks for pool in pools),
-            prefix_hit_tokens=self.scheduler.prefix_hits,
-            prompt_tokens=self.scheduler.prompt_tokens,
+            prefix_hit_tokens=scheduler.prefix_hits,
+            prompt_tokens=scheduler.prompt_tokens,
+            finished=meter.finished,
+            rounds=meter.rounds,
+            tokens=meter.tokens,
+            by_source=meter.by_source,
+            draft_seconds=meter.draft_seconds,
+            target_seconds=meter.target_seconds,
+            constraint_seconds=meter.constraint_seconds,
+            preempted=scheduler.preempted,
+            draft_failures=self._chain.failures,
+            split_rounds=meter.split_rounds,
+            time_to_first_token=meter.time_to_first_token,
+            inter_token=meter.inter_token,
         )
 
+    @property
+    def retry_after(self) -> float:
+        """Seconds until a call is likely to end and make room for another; read from any thread."""
+        return self._meter.retry_after
 
-def _constrain(rounds: Sequence[Part], masks: Sequence[Tensor], scores_RV: Tensor) -> None:
+
+def _constrain(rounds: Sequence[Part], masks: Mapping[Request, Tensor], scores_RV: Tensor) -> None:
     """Takes from the scores what each request's grammar forbids along its draft."""
     rows: list[int] = []
     exact: list[bool] = []
     first = 0
     for request, _, draft in rounds:
         count = len(draft) + 1
-        if request.trail is not None:
+        if request in masks:
             rows += range(first, first + count)
             assert request.course is not None
             exact += [request.warp.greedy and request.course.alpha == 1] * count
         first += count
-    forbid(scores_RV, rows, torch.cat(list(masks)), exact=exact)
-
-
-def _numerical(request: Request, broken: bool) -> FastDraftError:
-    if broken:
-        return NumericalError(
-            f"{request.model} returned nan or infinite logits after {len(request.tokens)} tokens.",
-            hint="Try another dtype, such as float32; float16 overflows on many models.",
-        )
-    if request.trail is not None and (failure := request.trail.error) is not None:
-        if isinstance(failure, FastDraftError):
-            return failure
-        wrapped = ConstraintDeadEndError(
-            f"the grammar cannot go on after {len(request.generated)} tokens: {type(failure).__name__}: {failure}.",
-            hint="Simplify the output type.",
-        )
-        wrapped.__cause__ = failure
-        return wrapped
-    if request.trail is not None:
-        return ConstraintDeadEndError(
-            f"after {len(request.generated)} tokens the grammar, logit_bias, min_tokens and stop ids together leave no "
-            "token that may follow.",
-            hint="Ban fewer tokens, or lower min_tokens.",
-        )
-    return NumericalError(
-        "logit_bias, penalties, min_tokens and stop ids leave no token with a finite score.",
-        hint="Ban fewer tokens, or use smaller biases and penalties.",
-    )
+    wanted = torch.cat([masks[request] for request, *_ in rounds if request in masks])
+    forbid(scores_RV, rows, wanted, exact=exact)
 
 
 def _checked(utilisation: object) -> float:

@@ -44,6 +44,7 @@ __all__ = [
     "QueueFullError",
     "UnsupportedModelError",
     "VocabularyMismatchError",
+    "is_device_fault",
     "owned",
 ]
 
@@ -140,6 +141,11 @@ def owned(error: BaseException) -> FastDraftError:
     wrapped = EngineFailedError(f"a round failed: {type(error).__name__}: {error}", hint="Its cause is attached.")
     wrapped.__cause__ = error
     return wrapped
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether the device itself is lost, so that no later round can work."""
+    return type(error).__name__ == "AcceleratorError" or "device-side assert" in str(error)
 
 
 class MissingDependencyError(FastDraftError, ImportError):

@@ -28,9 +28,10 @@ from fastdraft.engine import Engine
 from fastdraft.errors import ConfigError, FastDraftError, ForkedProcessError
 from fastdraft.intake import Ask
 from fastdraft.memory import MemoryPlan, plan_memory
+from fastdraft.metrics import Metrics
 from fastdraft.models.pairing import Pairing
 from fastdraft.request import Event, Request
-from fastdraft.results import Completion, Metrics
+from fastdraft.results import Completion, Pin
 from fastdraft.streams import AsyncStream, Stream, async_emitter
 from fastdraft.worker import Status, Worker
 
@@ -151,6 +152,51 @@ class Generator:
         """A snapshot of running and waiting calls and of the KV blocks."""
         self._check_process()
         return self._worker.metrics()
+
+    def pin(self, prefix: Prompt) -> Pin:
+        """Computes what many prompts begin with, for target and draft models, and keeps it in KV.
+
+        Any prefix that was computed is reused while there is room; a pinned one also when others need room, but for
+        a call that could not run at all without it. At most half of KV can be pinned.
+
+        Args:
+            prefix: A text, messages (such as a system message and examples), or token ids. What is kept are the tokens
+                that stay the same whatever comes behind, in whole blocks.
+
+        Returns:
+            What releases it.
+
+        Raises:
+            ConfigError: A prefix that cannot be used.
+            PromptTooLongError: Longer than the context or than KV can ever hold.
+            CacheFullError: More than half of KV would be pinned.
+        """
+        self._check_process()
+        ids = self._intake.prefix(prefix)
+        first = SamplingParams(max_tokens=1, temperature=0, gamma=0)
+        self._submit([self._intake.request(ids, first, Ask())])[0].result()
+        held = self._worker.ask(lambda engine: engine.pins.hold(ids))
+        # A chunk at a time: other calls' rounds run between them.
+        while not self._worker.ask(lambda engine: engine.pins.warm(held)):
+            pass
+        return Pin(held.length, lambda: self._worker.ask(lambda engine: engine.pins.release(held)))
+
+    def prepare(self, *, output_types: Sequence[Any] = (), prefixes: Sequence[Prompt] = ()) -> None:
+        """Does ahead what first calls would wait for: compiles grammars, computes and pins prefixes.
+
+        Args:
+            output_types: Each as a call takes it.
+            prefixes: Each as `pin` takes it; pinned until the generator is closed.
+
+        Raises:
+            InvalidConstraintError: An output type that cannot be enforced.
+            FastDraftError: What `pin` raises.
+        """
+        self._check_process()
+        for output_type in output_types:
+            self._intake.compile(output_type)
+        for prefix in prefixes:
+            self.pin(prefix)
 
     def forget_prefixes(self) -> None:
         """Drops the KV of earlier prompts, so that the next call computes its whole prompt, as a first call does."""

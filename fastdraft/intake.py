@@ -25,7 +25,7 @@ from fastdraft.text import TextStream
 
 __all__ = ["Ask", "Intake"]
 
-_CALL = ("tools", "tool_choice", "template_options", "fold_system", "timeout", "request_id", "trace")
+_CALL = ("tools", "tool_choice", "template_options", "fold_system", "timeout", "priority", "request_id", "trace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Ask:
     template_options: Mapping[str, Any] | None = None
     fold_system: bool = False
     timeout: float | None = None
+    priority: int = 0
     request_id: str | None = None
     trace: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -65,6 +66,8 @@ class Ask:
         seconds = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
         if self.timeout is not None and not (seconds and self.timeout > 0):
             raise ConfigError(f"timeout is {self.timeout!r}, expected seconds > 0 or None.")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise ConfigError(f"priority is {self.priority!r}, expected an integer; higher ones run sooner.")
         if self.template_options is not None and not isinstance(self.template_options, Mapping):
             raise ConfigError(f"template_options is a {type(self.template_options).__name__}, expected a dict or None.")
         for name, value in (("fold_system", self.fold_system), ("trace", self.trace)):
@@ -181,11 +184,43 @@ class Intake:
             model=self.label,
             tally=Tally(arrived),
             deadline=None if ask.timeout is None else arrived + ask.timeout,
+            priority=ask.priority,
             logprobs=None if resolved.logprobs is None else [],
             rounds=[] if ask.trace else None,
             trail=trail,
             spec=spec,
         )
+
+    def prefix(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens that every prompt which begins so has in common: what comes behind may change the last ones.
+
+        Args:
+            prompt: Token ids, which stay as they are; a text; or messages, to the last of which text is added where it
+                is the user's, and a user's message else.
+
+        Raises:
+            ConfigError: A prompt that cannot be used, or that fixes no token.
+            PromptTooLongError: Longer than the context or than KV can ever hold.
+        """
+        ids = self.encoder.encode(prompt)
+        for longer in _longer(prompt):
+            other = self.encoder.encode(longer)
+            same = (i for i, (mine, its) in enumerate(zip(ids, other, strict=False)) if mine != its)
+            ids = ids[: next(same, min(len(ids), len(other)))]
+        if not ids:
+            raise ConfigError("the prefix fixes no token of a prompt.", hint="Pass a longer one.")
+        self._check_length(len(ids))
+        return ids
+
+    def compile(self, output_type: Any) -> None:
+        """Compiles a grammar, so that calls find it.
+
+        Raises:
+            InvalidConstraintError: It cannot be enforced.
+        """
+        _, spec = self._wanted(Ask(output_type=output_type))
+        if spec is not None:
+            self.grammars.start(spec)
 
     def again(self, request: Request, attempt: int) -> Request:
         """The same call once more with a seed of its own, for an output that was not valid."""
@@ -249,6 +284,19 @@ class Intake:
         if not self.sources and not constrained:
             return "off: no draft source"
         return "off: gamma is 0" if params.gamma == 0 else "on"
+
+
+def _longer(prompt: Prompt) -> list[Any]:
+    """Prompts that begin with one, and go on differently."""
+    if isinstance(prompt, str):
+        return [prompt + text for text in ("a", " b", "\n", "1")]
+    last: Any = prompt[-1] if isinstance(prompt, Sequence) and prompt else None
+    if not isinstance(last, Mapping):
+        return []
+    texts = ("a", " b", "\n\n1")
+    if last.get("role") == "user" and isinstance(last.get("content"), str):
+        return [[*prompt[:-1], {**last, "content": last["content"] + text}] for text in texts]
+    return [[*prompt, {"role": "user", "content": text}] for text in texts]
 
 
 def _unheard(event: Event) -> None:

@@ -60,11 +60,18 @@ class Tally:
                 self.per_position[i] += 1
                 self.accepted[source] = self.accepted.get(source, 0) + 1
 
-    def arrive(self, tokens: int, now: float) -> None:
-        """Notes when tokens were committed; those that come with the first don't count towards the decode rate."""
-        if self.first_token is None:
+    def arrive(self, tokens: int, now: float) -> tuple[bool, float]:
+        """Notes when tokens were committed; those that come with the first don't count towards the decode rate.
+
+        Returns:
+            Whether they are the first, and the seconds since those before them, or since the call came.
+        """
+        first = self.last_token is None
+        before = self.arrived if self.last_token is None else self.last_token
+        if first:
             self.first_token, self.first_count = now, tokens
         self.last_token = now
+        return first, now - before
 
     def freeze(self, tokens: int, speculation: str) -> Stats:
         """The public statistics.
@@ -115,6 +122,7 @@ class Request:
         decode: Text of one token, for log-probabilities.
         emit: Hands chunks and the outcome to whoever waits; called on the worker's thread.
         deadline: ``time.perf_counter()`` after which it ends with ``timeout``.
+        priority: How much sooner than others that came with it it runs.
         table: Its target blocks while it runs.
         course: What control knows of it, from the moment the engine has it.
         cancelled: Set by any thread; honoured before the next round.
@@ -137,6 +145,7 @@ class Request:
     model: str
     tally: Tally
     deadline: float | None = None
+    priority: int = 0
     logprobs: list[TokenLogprob] | None = None
     rounds: list[TracedRound] | None = None
     trail: Trail | None = None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from fastdraft.config import SamplingParams
+from fastdraft.errors import GeneratorClosedError
 
 if TYPE_CHECKING:
     from fastdraft.trace import Trace
 
-__all__ = ["Chunk", "Completion", "FinishReason", "Metrics", "SourceStats", "Stats", "TokenLogprob", "ToolCall"]
+__all__ = ["Chunk", "Completion", "FinishReason", "Pin", "SourceStats", "Stats", "TokenLogprob", "ToolCall"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -186,26 +189,25 @@ class Completion(Generic[T_co]):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """A snapshot of the generator.
+class Pin:
+    """A prefix that `Generator.pin` keeps in KV, until it is released or the generator is closed.
 
-    Attributes:
-        running: Requests in the batch.
-        queued: Requests that wait.
-        free_blocks: Target KV blocks that can be taken at once, reusable prefixes included.
-        total_blocks: All target KV blocks.
-        draft_free_blocks: The same for draft models, all together.
-        draft_total_blocks: The same for draft models, all together.
-        prefix_hit_tokens: Prompt tokens served from reused KV since the start.
-        prompt_tokens: Prompt tokens admitted since the start.
+    Args:
+        tokens: Tokens that calls which begin with it need not compute: its full blocks.
+        release: Lets go of it.
     """
 
-    running: int
-    queued: int
-    free_blocks: int
-    total_blocks: int
-    draft_free_blocks: int
-    draft_total_blocks: int
-    prefix_hit_tokens: int
-    prompt_tokens: int
+    def __init__(self, tokens: int, release: Callable[[], None]) -> None:
+        self.tokens = tokens
+        self._release = release
+
+    def release(self) -> None:
+        """Lets go of the prefix: it may be reused until its place is needed. Idempotent, from any thread."""
+        with suppress(GeneratorClosedError):
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()

@@ -19,11 +19,12 @@ from pydantic import TypeAdapter
 
 from fastdraft.config import CallOptions, Prompt, SamplingParams
 from fastdraft.constraints.tools import asked_spec, read_tools
-from fastdraft.constraints.types import Spec, one_each
+from fastdraft.constraints.types import Spec, as_constrained, one_each, spec_of
 from fastdraft.errors import ConfigError, FastDraftError, GeneratorClosedError
+from fastdraft.metrics import Metrics
 from fastdraft.precedence import resolve_params
 from fastdraft.prompt.messages import check_ids, read_items, read_messages, refuse_surrogates
-from fastdraft.results import TARGET, Chunk, Completion, FinishReason, Metrics, Stats, TokenLogprob
+from fastdraft.results import TARGET, Chunk, Completion, FinishReason, Pin, Stats, TokenLogprob
 from fastdraft.streams import AsyncStream, Stream
 from fastdraft.text import StopMatcher
 from fastdraft.trace import Trace, TracedRound
@@ -50,6 +51,7 @@ class ScriptedCall:
     template_options: Mapping[str, Any] | None = None
     fold_system: bool = False
     timeout: float | None = None
+    priority: int = 0
     request_id: str | None = None
     trace: bool = False
     tools: Sequence[Any] = ()
@@ -261,7 +263,21 @@ class ScriptedGenerator(_Surface):
         with self._lock:
             self._refuse_closed()
             running = sum(script.running for script in self._scripts)
-            return Metrics(running, 0, 0, 0, 0, 0, 0, sum(_read_prompt(call.prompt)[1] for call in self.calls))
+            tokens = sum(_read_prompt(call.prompt)[1] for call in self.calls)
+            return Metrics(running=running, prompt_tokens=tokens)
+
+    def pin(self, prefix: Prompt) -> Pin:
+        """Nothing to keep: there is no KV."""
+        with self._lock:
+            self._refuse_closed()
+        return Pin(_read_prompt(prefix)[1], lambda: None)
+
+    def prepare(self, *, output_types: Sequence[Any] = (), prefixes: Sequence[Prompt] = ()) -> None:
+        """Checks what it is given."""
+        for output_type in output_types:
+            spec_of(as_constrained(output_type))
+        for prefix in prefixes:
+            self.pin(prefix)
 
     def forget_prefixes(self) -> None:
         """Nothing to forget: there is no KV."""

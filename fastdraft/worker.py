@@ -11,9 +11,16 @@ from typing import Literal, TypeAlias, TypeVar
 
 from fastdraft._log import get_logger
 from fastdraft.engine import Engine
-from fastdraft.errors import ConfigError, EngineFailedError, GeneratorClosedError, QueueFullError, owned
+from fastdraft.errors import (
+    ConfigError,
+    EngineFailedError,
+    GeneratorClosedError,
+    QueueFullError,
+    is_device_fault,
+    owned,
+)
+from fastdraft.metrics import Metrics
 from fastdraft.request import Request
-from fastdraft.results import Metrics
 
 __all__ = ["Status", "Worker"]
 
@@ -71,6 +78,7 @@ class Worker:
                 raise QueueFullError(
                     f"{waiting} calls wait already and {len(requests)} more came; max_queue is {self._max_queue}.",
                     hint="Try again later, split the batch, or raise max_queue.",
+                    retry_after=1.0 if self._engine is None else self._engine.retry_after,
                 )
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="fastdraft-worker", daemon=True)
@@ -172,7 +180,7 @@ class Worker:
         except BaseException as error:  # also what is no Exception: a dead thread would leave every caller waiting
             for request in list(engine.scheduler.running or engine.scheduler.waiting):
                 engine.fail(request, owned(error))
-            if _device_fault(error):
+            if is_device_fault(error):
                 self._broken = error
                 for request in engine.everyone():
                     engine.fail(request, owned(error))
@@ -181,8 +189,3 @@ class Worker:
                 for request in lost:
                     request.emit(owned(error))
             _log.warning("round_failed", error=type(error).__name__)
-
-
-def _device_fault(error: BaseException) -> bool:
-    """Whether the device itself is lost, so that no later round can work."""
-    return type(error).__name__ == "AcceleratorError" or "device-side assert" in str(error)

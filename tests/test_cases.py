@@ -592,8 +592,11 @@ def check_prefixes(
 ) -> None:
     """A, B, A, C, A, then a prompt that goes on after A and its answer; answers are those of fresh generators."""
     options: Any = {"temperature": 0, "max_tokens": count, "gamma": 5, "ignore_eos": True}
-    with Generator(target, None, tokenizer=words) as generator:  # admitted together, so nothing is shared yet
-        outs = generator.batch(list(prompts.values()), **options)
+    outs = []
+    with Generator(target, None, tokenizer=words) as generator:
+        for prompt in prompts.values():
+            generator.forget_prefixes()
+            outs.append(generator.generate(prompt, **options))
         assert [out.stats.prefix_tokens for out in outs] == [0] * len(outs)
         alone = {name: out.token_ids for name, out in zip(prompts, outs, strict=True)}
     longer = [*prompts["A"], *alone["A"], *longer]

@@ -102,3 +102,18 @@ def test_tools():
     printed = run("tools")
     assert "Weather({" in printed or "convert({" in printed
     assert "left no choice" in printed
+
+
+def test_async_batch(smollm2_path: Path):
+    printed = run("async_batch", smollm2_path)
+    kept = int(re.search(r"(\d+) tokens of every prompt are kept", printed)[1])
+    reused = [int(count) for count in re.findall(r"\[(\d+) of \d+ prompt tokens reused", printed)]
+    assert len(reused) == 4 and min(reused) >= kept >= 16
+    calls, rounds, tokens = map(int, re.search(r"(\d+) calls in (\d+) rounds, (\d+) tokens", printed).groups())
+    assert calls == 6 and rounds < tokens
+
+
+def test_threads(smollm2_path: Path):
+    printed = run("threads", smollm2_path)
+    assert len(re.findall(r"^\w+: .+", printed, re.MULTILINE)) == 8
+    assert "8 calls" in printed

@@ -24,13 +24,15 @@ LAYERS = (
     ("generator",),
     ("build", "worker", "streams", "intake", "memory"),
     ("engine",),
+    ("launch", "pins", "soundness"),
     ("scheduler", "proposers"),
     ("models",),
     ("attention", "kv.cache"),
     ("commit", "outcome"),
     ("request",),
     ("sampling", "control", "constraints", "prompt", "text", "kv", "kv.pool", "kv.table"),
-    ("round", "results", "trace", "metrics", "precedence", "workload"),
+    ("metrics",),
+    ("round", "results", "trace", "precedence", "workload"),
     ("config", "constrained"),
     ("errors", "_log", "aside"),
 )
@@ -41,7 +43,7 @@ NO_NAMES = {"utils", "util", "common", "core", "helpers", "misc"}
 
 TORCH_FREE = {
     *("", "errors", "_log", "aside", "config", "constrained", "results", "round", "trace", "precedence"),
-    *("kv", "kv.pool", "kv.table", "request", "control", "testing", "workload", "forecast"),
+    *("kv", "kv.pool", "kv.table", "metrics", "request", "control", "testing", "workload", "forecast"),
 }
 HEAVY = {"torch", "transformers"}
 

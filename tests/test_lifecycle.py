@@ -478,9 +478,8 @@ def test_a_full_queue(model, words):
 # Failures.
 
 
-@pytest.mark.parametrize("broken", ["target", "draft"])
-def test_an_error_in_a_forward(gen, model, draft, broken):
-    with Breaks({"target": model, "draft": draft}[broken], 5, lambda: RuntimeError("boom")):
+def test_an_error_in_a_forward(gen, model):
+    with Breaks(model, 5, lambda: RuntimeError("boom")):
         stream = gen.stream("hello", source="draft_model", gamma=2, **LONG)
         with pytest.raises(EngineFailedError, match="boom") as caught:
             within(lambda: list(stream), 5)
@@ -497,13 +496,6 @@ async def test_an_error_in_a_forward_reaches_a_task(gen, model):
             await asyncio.wait_for(gen.agenerate("hello", **LONG), 5)
         assert isinstance(caught.value.__cause__, RuntimeError)
     await asyncio.to_thread(works, gen, model)
-
-
-def test_an_error_in_a_forward_of_a_batch(gen, model):
-    with Breaks(model, 5, lambda: RuntimeError("boom")):
-        outs = within(lambda: gen.batch(PROMPTS, return_exceptions=True, **LONG), 5)
-    assert all(isinstance(out, EngineFailedError) for out in outs)
-    works(gen, model)
 
 
 def test_an_error_spares_those_who_wait(model, words):

@@ -5,15 +5,18 @@ Shapes: G drafted tokens, W words of a packed mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 from torch import Tensor
 
 from fastdraft.constraints.trail import Trail
 
 __all__ = ["Filler"]
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Filler:
@@ -23,7 +26,7 @@ class Filler:
         self._threads: ThreadPoolExecutor | None = None
 
     @contextmanager
-    def filling(self, trails: Sequence[tuple[Trail, Sequence[int]]]) -> Iterator[list[Tensor]]:
+    def filling(self, trails: Mapping[K, tuple[Trail, Sequence[int]]]) -> Iterator[dict[K, Tensor]]:
         """Fills the masks of trails along their drafts, while the block runs; nobody else may touch them meanwhile.
 
         Args:
@@ -32,17 +35,17 @@ class Filler:
         Yields:
             Empty; after the block the masks of each trail, int32 [G + 1, W] on the CPU.
         """
-        masks: list[Tensor] = []
+        masks: dict[K, Tensor] = {}
         if not trails:
             yield masks
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "fastdraft-masks")
-        filled = self._threads.submit(lambda: [trail.masks(tokens) for trail, tokens in trails])
+        filled = self._threads.submit(lambda: {key: trail.masks(tokens) for key, (trail, tokens) in trails.items()})
         try:
             yield masks
         finally:
-            masks += filled.result()
+            masks |= filled.result()
 
     def close(self) -> None:
         """Ends the thread."""

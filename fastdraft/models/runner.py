@@ -68,6 +68,7 @@ class Runner:
     Attributes:
         pool: The blocks.
         device: Of the model's weights.
+        vocabulary: Ids that logits are for.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Runner:
         self.pool = BlockPool(blocks, backend.block_size, space=space)
         self._model = view(model, ATTENTION)
         self._lean = lean_forward(self._model)
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._backend = backend
         self._cache = PagedCache(layers, blocks * backend.block_size, backend.block_size, model.dtype, model.device)
         self._cache_name = _cache_name(model)
@@ -107,6 +108,12 @@ class Runner:
         held.update(copy for _, copy in copies)
         self._cache.clear_blocks([block for block in table.blocks[first:] if block not in held])
         self._cache.copy_blocks(copies)
+
+    def relieve(self) -> None:
+        """Lets go of memory that nobody needs now: reusable prefixes, and what the allocator keeps."""
+        self.pool.clear_prefixes()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def forward(self, feeds: Sequence[Feed], tables: Sequence[Table], keep: Sequence[int]) -> Rows:
         """Runs the model once over all sequences and advances their tables.
@@ -137,7 +144,7 @@ class Runner:
             logits_RV = self._whole(ids_T, index_R, step)
         for table, feed in zip(tables, feeds, strict=True):
             table.advance(feed.size)
-        return Rows(logits_RV[:, : self._vocabulary])
+        return Rows(logits_RV[:, : self.vocabulary])
 
     def _whole(self, ids_T: Tensor, index_R: Tensor, step: Step) -> Tensor:
         """The model's own forward, with our cache and attention."""

@@ -87,11 +87,14 @@ class DraftModelProposer:
         found = [Growing(list(lead)) for lead in leads]
         forwards: list[Forward] = []
         self._suspects.clear()  # those of a round that failed
-        limits = [self._admit(r, len(g.lead), p.gamma) for r, g, p in zip(requests, found, plans, strict=True)]
+        limits, active = [], []
+        for i, (request, growing, plan) in enumerate(zip(requests, found, plans, strict=True)):
+            limits.append(self._admit(request, len(growing.lead), plan.gamma))
+            if limits[i] > 0 and self._catch_up(request, forwards):
+                active.append(i)
         own = None if self._own is None else self._own.ask(requests)
         if self._kept_K is not None:
             self._sayable_K = self._kept_K if own is None else torch.cat([self._kept_K, own.ids_E])
-        active = self._catch_up(requests, limits, forwards)
         logits_RV = torch.zeros(0)
         while active:
             ready = [i for i in active if found[i].row is not None]
@@ -166,6 +169,7 @@ class DraftModelProposer:
         table = self._tables.get(request)
         if table is None:
             table = self._tables[request] = self.runner.table()
+        if not table.blocks:  # others may have computed what it begins with meanwhile
             table.adopt(request.tokens)
         return table
 
@@ -181,30 +185,28 @@ class DraftModelProposer:
             return 0
         return limit
 
-    def _catch_up(self, requests: Sequence[Request], limits: Sequence[int], forwards: list[Forward]) -> list[int]:
-        """Feeds what tables lack, at most one chunk a request and round; returns who can draft in this round.
+    def _catch_up(self, request: Request, forwards: list[Forward]) -> bool:
+        """Feeds what a table lacks, at most one chunk a round; whether the request can draft in this round.
 
         A long prompt is caught up with over several rounds, but at once where gamma is fixed: how much of it a reused
         prefix spares would else decide which rounds draft, and a seeded call would not repeat. Whether a request drafts
         depends on its own tokens alone: a budget shared with batch mates would make a lossy output's law depend on who
-        else runs.
+        else runs. What one has fed, those after it share.
         """
-        ready = []
-        for i, request in enumerate(requests):
-            if limits[i] <= 0:
-                continue
-            table = self._tables[request]
-            lag = len(request.tokens) - table.length
-            while lag > _PACKED:  # by itself, all but the token that the first draft is drawn after
-                fed = min(lag - 1, self._chunk)
-                forwards.append(Forward(fed, 0, table.length))
-                self.runner.forward([Feed(request.tokens[table.length : table.length + fed])], [table], [0])
-                lag -= fed
-                if request.params.gamma == "auto":
-                    break
-            if lag <= _PACKED:
-                ready.append(i)
-        return ready
+        table = self._tables[request]
+        lag = len(request.tokens) - table.length
+        while lag > _PACKED:  # by itself, all but the token that the first draft is drawn after
+            fed = min(lag - 1, self._chunk)
+            forwards.append(Forward(fed, 0, table.length))
+            feed = Feed(request.tokens[table.length : table.length + fed])
+            broken_1 = ~self.runner.forward([feed], [table], [1]).logits_RV.amax(-1).isfinite()
+            self._suspects.append(([request], broken_1))
+            if not broken_1:
+                table.publish(request.tokens)
+            lag -= fed
+            if request.params.gamma == "auto":
+                break
+        return lag <= _PACKED
 
     def _forward(
         self, requests: Sequence[Request], growing: Sequence[Growing], rooms: Sequence[int], forwards: list[Forward]

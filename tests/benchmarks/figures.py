@@ -106,3 +106,13 @@ def geometric(values: Iterable[float | None]) -> float | None:
     """The geometric mean of what is known; None of nothing."""
     known = [value for value in values if value]
     return math.exp(statistics.fmean(map(math.log, known))) if known else None
+
+
+def decode_rate(times: Sequence[Sequence[float]]) -> float:
+    """Tokens a second of several calls together, from when each has its first to when the last has its last.
+
+    Args:
+        times: For each call when each of its tokens came.
+    """
+    start, end = max(one[0] for one in times), max(one[-1] for one in times)
+    return sum(moment > start for one in times for moment in one) / (end - start)

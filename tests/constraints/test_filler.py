@@ -51,16 +51,16 @@ def _filler() -> Iterator[tuple[Filler, threading.Event, Trail]]:
 
 def test_masks_are_filled_while_the_caller_works() -> None:
     with _filler() as (filler, meanwhile, trail):
-        with filler.filling([(trail, [1, 1, 2]), (trail, [])]) as masks:
+        with filler.filling({0: (trail, [1, 1, 2]), 1: (trail, [])}) as masks:
             assert not masks
             meanwhile.set()
-        first, second = masks
+        first, second = masks[0], masks[1]
         assert first[:, 0].tolist() == [2, 2, 2, 2] and second[:, 0].tolist() == [2]
 
 
 def test_what_the_caller_raises_leaves_no_trail_in_use() -> None:
     with _filler() as (filler, meanwhile, trail):
-        with pytest.raises(RuntimeError, match="the forward"), filler.filling([(trail, [1])]) as masks:
+        with pytest.raises(RuntimeError, match="the forward"), filler.filling({0: (trail, [1])}) as masks:
             meanwhile.set()
             raise RuntimeError("the forward")
         assert len(masks) == 1
@@ -70,10 +70,10 @@ def test_what_the_caller_raises_leaves_no_trail_in_use() -> None:
 def test_a_thread_only_where_there_are_masks_and_none_afterwards() -> None:
     before = threading.active_count()
     with _filler() as (filler, meanwhile, trail):
-        with filler.filling([]) as masks:
+        with filler.filling({}) as masks:
             assert threading.active_count() == before
-        assert masks == []
-        with filler.filling([(trail, [])]):
+        assert masks == {}
+        with filler.filling({0: (trail, [])}):
             meanwhile.set()
             assert threading.active_count() == before + 1
     assert threading.active_count() == before
