@@ -23,7 +23,7 @@ import torch
 from fastdraft import Generator, NGram
 from fastdraft.models.store import load_path
 from fastdraft.timing import median
-from tests.benchmarks.figures import decode_rate
+from tests.benchmarks.figures import decode_rate, geometric
 from tests.benchmarks.harness import bars, table, write
 from tests.benchmarks.peer import Peer
 from tests.benchmarks.peer_files import PAIR
@@ -69,13 +69,13 @@ def at_once(generator: Generator, asked: Sequence[tuple[Sequence[int], int]], **
         return list(pool.map(run, asked))
 
 
-def texts(name: str, count: int) -> list[list[int]]:
+def texts(name: str, count: int, longest: int = 1024) -> list[list[int]]:
     """Prompts of all groups, as ids, with the shorter ones first."""
     with build(name, max_batch=1) as generator:
         encode = generator._intake.encoder.encode
         mixed = [prompt for group in GROUPS for prompt in prompts(group, "measure")[: -(-count // len(GROUPS))]]
         every = [list(encode([{"role": "user", "content": prompt.text}])) for prompt in mixed]
-    return sorted((ids for ids in every if len(ids) <= 1024), key=len)[:count]
+    return sorted((ids for ids in every if len(ids) <= longest), key=len)[:count]
 
 
 def levels(name: str, args: Any) -> str:
@@ -89,16 +89,20 @@ def levels(name: str, args: Any) -> str:
         peer = stack.enter_context(Peer(command, threads=torch.get_num_threads(), stop=()))
         at_once(generator, [(ids, args.tokens) for ids in every[:2]])
         for level in args.levels:
-            chosen = every[:: len(every) // level][:level]
+            groups = [every[first :: len(every) // level] for first in range(len(every) // level)]
             found: dict[str, list[float]] = {PLAIN: [], DRAFTED: [], BATCHED: []}
-            for _ in range(args.repeats):
-                for side, how in SIDES.items():
-                    generator.forget_prefixes()
-                    calls = at_once(generator, [(ids, args.tokens) for ids in chosen], **how)
-                    found[side].append(decode_rate([call.times for call in calls]))
-                run = peer.run(chosen[0], args.tokens, prompts=chosen)
-                found[BATCHED].append(run.rate or 0.0)
-            plain, drafted, batched = (median(found[side]) for side in (PLAIN, DRAFTED, BATCHED))
+            for chosen in groups:
+                rates: dict[str, list[float]] = {side: [] for side in found}
+                for _ in range(args.repeats):
+                    for side, how in SIDES.items():
+                        generator.forget_prefixes()
+                        calls = at_once(generator, [(ids, args.tokens) for ids in chosen], **how)
+                        rates[side].append(decode_rate([call.times for call in calls]))
+                    run = peer.run(chosen[0], args.tokens, prompts=chosen)
+                    rates[BATCHED].append(run.rate or 0.0)
+                for side, mine in rates.items():
+                    found[side].append(median(mine))
+            plain, drafted, batched = (geometric(found[side]) or 0.0 for side in (PLAIN, DRAFTED, BATCHED))
             asked = OVER.get(level)
             rows.append(
                 [
@@ -144,7 +148,7 @@ def gaps(calls: Sequence[Call], after: float = 0.0) -> list[float]:
 
 def mixed(name: str, args: Any) -> str:
     """Short calls alone, beside a long prompt, and seven short ones to three long ones."""
-    short = texts(name, 8)
+    short = [ids[:120] for ids in texts(name, 8)]
     long = [(17 * i) % 4000 + 100 for i in range(args.long)]
     quick = [(ids, args.tokens) for ids in short]
     kinds: dict[str, list[tuple[list[int], int]]] = {
@@ -199,8 +203,9 @@ def prefix(name: str, args: Any) -> str:
 
 PARTS: Mapping[str, tuple[str, Callable[[str, Any], str]]] = {
     "levels": (
-        "Calls at once\n\nGreedy, prompts of all workloads, every call the same number of tokens; tokens a second of "
-        "all calls together, from when each has its first to when the last has its last.",
+        "Calls at once\n\nGreedy, 16 prompts of all workloads, so many at once until all were asked, each for the same "
+        "number of tokens; tokens a second of all calls together, from when each has its first to when the last has "
+        "its last.",
         levels,
     ),
     "mixed": ("Long prompts beside short calls", mixed),
