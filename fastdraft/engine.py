@@ -73,7 +73,8 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._chain = chain
-        self.pins = Pins(self.runners, limits.chunk)
+        contexts = {name: source.context for name, source in self.drafts.items()}
+        self.pins = Pins(self.runners, contexts, limits.chunk)
         self.scheduler = Scheduler(runner, limits, self.pins.clear)
         self._controller = controller
         self._frequencies = frequencies
@@ -93,6 +94,7 @@ class Engine:
         """Queues a request."""
         if self.idle:
             self._load.rest()
+            self._meter.rest()
         request.course = self._controller.start(request.params)
         request.course.constraint = None if request.spec is None else request.spec.kind
         self.scheduler.add(request)

@@ -176,10 +176,15 @@ class Generator:
         first = SamplingParams(max_tokens=1, temperature=0, gamma=0)
         self._submit([self._intake.request(ids, first, Ask())])[0].result()
         held = self._worker.ask(lambda engine: engine.pins.hold(ids))
-        # A chunk at a time: other calls' rounds run between them.
-        while not self._worker.ask(lambda engine: engine.pins.warm(held)):
-            pass
-        return Pin(held.length, lambda: self._worker.ask(lambda engine: engine.pins.release(held)))
+        pin = Pin(held.length, lambda: self._worker.ask(lambda engine: engine.pins.release(held)))
+        try:
+            # A chunk at a time: other calls' rounds run between them.
+            while not self._worker.ask(lambda engine: engine.pins.warm(held)):
+                pass
+        except BaseException:
+            pin.release()
+            raise
+        return pin
 
     def prepare(self, *, output_types: Sequence[Any] = (), prefixes: Sequence[Prompt] = ()) -> None:
         """Does ahead what first calls would wait for: compiles grammars, computes and pins prefixes.

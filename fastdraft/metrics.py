@@ -138,6 +138,10 @@ class Meter:
             self._gap = gap if self._gap is None else _KEEP * self._gap + (1 - _KEEP) * gap
         self._ended = now
 
+    def rest(self) -> None:
+        """Tells that nothing was left to do: the time until the next call ends says nothing of how busy it is."""
+        self._ended = None
+
     @property
     def retry_after(self) -> float:
         """Seconds until a call is likely to end and make room."""

@@ -42,11 +42,13 @@ class Pins:
 
     Args:
         runners: The target's under None, each draft model's under the name of its source.
+        contexts: Tokens that each draft model was made for.
         chunk: Tokens computed at once.
     """
 
-    def __init__(self, runners: Mapping[str | None, Runner], chunk: int) -> None:
+    def __init__(self, runners: Mapping[str | None, Runner], contexts: Mapping[str, int], chunk: int) -> None:
         self._runners = runners
+        self._contexts = contexts
         self._chunk = chunk
         self._held: list[Held] = []
 
@@ -79,7 +81,8 @@ class Pins:
             if name is None or held not in self._held:
                 continue
             table, size = held.tables[name], runner.pool.block_size
-            fed = min(self._chunk, len(held.tokens) // size * size - table.length)
+            whole = min(len(held.tokens), self._contexts[name]) // size * size
+            fed = min(self._chunk, whole - table.length)
             if fed <= 0:
                 continue
             try:

@@ -64,7 +64,7 @@ class DraftModelProposer:
     ) -> None:
         self.name = name
         self.runner = runner
-        self._context = context
+        self.context = context
         self._vocabulary = vocabulary
         self._chunk = chunk
         self.kept = None if kept is None else tuple(kept)
@@ -79,7 +79,7 @@ class DraftModelProposer:
         """What the draft's context leaves, and how far its KV is behind; nothing without free blocks."""
         table, length = self._table(request), len(request.tokens) + len(lead)
         room = table.missing(length) <= self.runner.pool.free
-        most = max(0, self._context - length + 1) if room else 0
+        most = max(0, self.context - length + 1) if room else 0
         return Offer(self.name, most, model=True, lag=len(request.tokens) - table.length)
 
     def propose(self, requests: Sequence[Request], plans: Sequence[Plan], leads: Sequence[Sequence[int]]) -> Proposal:
@@ -176,7 +176,7 @@ class DraftModelProposer:
     def _admit(self, request: Request, lead: int, gamma: int) -> int:
         """How many tokens can be drafted behind a lead: none without free blocks, past the context, after the end."""
         length = len(request.tokens) + lead
-        limit = min(gamma, self._context - length + 1)
+        limit = min(gamma, self.context - length + 1)
         if limit <= 0 or (request.trail is not None and request.trail.exhausted):
             return 0
         try:
